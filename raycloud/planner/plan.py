@@ -15,7 +15,7 @@ from raycloud.planner.inventory import Inventory, place, require
 from raycloud.planner.shares import equal_shares, first_shares, step_seconds
 from raycloud.planner.speed import Speed
 from raycloud.spec import Job, SyncPoint
-from raycloud.spec.sizes import coded_bytes, ring_bytes
+from raycloud.spec.sizes import coded_bytes, ring_bytes, tree_bytes
 
 FORMAT = 1
 _BACKWARD = 2 / 3  # of a micro-batch's seconds: backward costs about twice the forward
@@ -243,7 +243,7 @@ def make(
         global_batch=job.global_batch,
         steps_per_epoch=_steps_per_epoch(job, profile.samples),
         sync=job.sync_point,
-        predicted=_predict(job, profile, speeds, shares),
+        predicted=_predict(job, profile, speeds, shares, _zones(inventory, [*placed.values()])),
         parameters=profile.parameters,
         gradient_bytes=profile.gradient_bytes,
         state_bytes=profile.state_bytes,
@@ -291,19 +291,34 @@ def _shares(job: Job, speeds: Sequence[Speed]) -> tuple[int, ...]:
     return shares
 
 
+def _zones(inventory: Inventory, nodes: Sequence[str]) -> list[int]:
+    """How many members each zone of a tree has; a node without the label is one of its own."""
+    pairs = zip(inventory.zones(nodes), nodes, strict=True)
+    return [*Counter(zone or node for zone, node in pairs).values()]
+
+
 def _predict(
-    job: Job, profile: Profile, speeds: Sequence[Speed], shares: Sequence[int]
+    job: Job,
+    profile: Profile,
+    speeds: Sequence[Speed],
+    shares: Sequence[int],
+    zones: Sequence[int],
 ) -> Prediction:
-    """Step = slowest computing + what of the exchange is not hidden behind its last backward."""
+    """Step = slowest computing + what of the exchange is not hidden behind its last backward.
+
+    In a tree of zones of so many members the links between them count, taken for the slowest.
+    """
     compute_s = step_seconds(speeds, shares)
     coded = coded_bytes(profile.gradient_bytes, job.sync_point.codec)
-    sent = ring_bytes(coded, len(speeds))
+    sent = slowest = ring_bytes(coded, len(speeds))
+    if job.sync_point.topology == "tree" and len(zones) > 1:
+        sent, slowest = tree_bytes(profile.gradient_bytes, coded, zones)
     exchange_s: float | None = None
     step_s = compute_s
     if sent == 0:
         exchange_s = 0.0
     elif profile.link_bytes_per_s is not None:
-        exchange_s = sent / profile.link_bytes_per_s
+        exchange_s = slowest / profile.link_bytes_per_s
         last = max(range(len(speeds)), key=lambda i: speeds[i].seconds(shares[i]))
         step_s += exposed_seconds(
             exchange_s,

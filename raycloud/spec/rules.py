@@ -114,7 +114,7 @@ def _uncoded(topology: object, codec: object) -> Broken | None:
     if topology != "ring" or codec in {"none", "auto"}:
         return None
     problem = f"in a ring each member would encode anew what has come by codec {codec}"
-    return problem, "write topology direct or auto, or codec none"
+    return problem, "write topology direct, tree or auto, or codec none"
 
 
 _RANGE = ("elastic.min_workers", "elastic.max_workers")

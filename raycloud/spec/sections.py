@@ -165,10 +165,12 @@ class SyncSection(Section):
     """Steps between two exchanges. Only 1 is there yet, and is what auto takes."""
     topology: Annotated[
         Literal["ring", "direct", "tree", "servers", "auto"],
-        *_only("trees and servers are", "auto", "ring", "direct"),
+        *_only("servers are", "auto", "ring", "direct", "tree"),
     ] = "auto"
     """Between whom updates are exchanged. ring: each member sends to the next one. direct: each
     sums a part of the gradient and sends the sum to all, in two latencies however many there are.
+    tree: the same between zones, with the codec, of sums that are made inside each zone without it.
+    A node's zone is its label `ray.io/availability-zone`; one without it is a zone of its own.
     auto: direct with a codec, else ring."""
     staleness: Annotated[
         Annotated[int, Field(ge=0)] | Literal["unbounded", "auto"],

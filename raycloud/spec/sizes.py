@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 _REPORTS_PER_S = 50.0  # that a driver hears at most, of all members together
 _BUCKETS = 8
@@ -44,6 +45,20 @@ def ring_bytes(payload_bytes: int, members: int) -> int:
     if members < 1 or payload_bytes < 0:
         raise ValueError(f"no ring of {members} members for {payload_bytes} bytes")
     return -(-2 * (members - 1) * payload_bytes // members)
+
+
+def tree_bytes(payload_bytes: int, code_bytes: int, zones: Sequence[int]) -> tuple[int, int]:
+    """Bytes that each member sends, on average, and that each zone sends to others, by a tree.
+
+    Z zones have so many members each, N in all. Inside a zone of n members M bytes of payload and C
+    of codes are sent n - 1 times; each zone sends 2 (Z - 1) / Z * C to the others.
+
+    >>> tree_bytes(1000, 100, [2, 2]), tree_bytes(1000, 100, [3, 1]), tree_bytes(1000, 100, [1] * 4)
+    ((600, 100), (600, 100), (150, 150))
+    """
+    inside = (sum(zones) - len(zones)) * (payload_bytes + code_bytes)
+    across = 2 * (len(zones) - 1) * code_bytes
+    return -(-(inside + across) // sum(zones)), -(-across // len(zones))
 
 
 def report_s(members: int) -> float:

@@ -61,6 +61,7 @@ class Scenario:
         spoils: These spoil the parameters, where else their loss is not finite.
         at_once: Who joins takes the state where all meet, once it is known how fast links are.
         codec: How gradients travel.
+        topology: Between whom; machines are in two zones in turns.
     """
 
     seed: int
@@ -77,6 +78,7 @@ class Scenario:
     spoils: bool = False
     at_once: bool = False
     codec: str = "none"
+    topology: str = "auto"
 
     @property
     def tolerance(self) -> float:
@@ -140,7 +142,9 @@ class _Run:
         self.faults = Faults(scenario.blows, self.stage, self.story)
         self.stage.passing = self._passes
         self.up = [True] * scenario.members
-        self.job = asked(**{name: getattr(scenario, name) for name in (*_ASKED, "codec")})
+        self.job = asked(
+            **{name: getattr(scenario, name) for name in (*_ASKED, "codec", "topology")}
+        )
         self.starts = 0
         self.states: dict[tuple[int, int], dict[tuple[Seat, int], str]] = {}
 

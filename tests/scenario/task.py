@@ -109,13 +109,14 @@ def asked(
     bad: Sequence[int] = (),
     spoils: bool = False,
     codec: str = "none",
+    topology: str = "auto",
 ) -> Job:
     """The job that all scenarios train; what a codec may encode is not double."""
     settings = {"norm": norm, "alike": alike, "bad": list(bad), "spoils": spoils}
     return job(
         task=StagedTask,
         settings={**settings, "double": codec == "none"},
-        sync={"codec": codec, "bucket_bytes": 1024},
+        sync={"codec": codec, "topology": topology, "bucket_bytes": 1024},
         errors={"on_nan": "rollback", "most_skipped": 99} if bad else {},
         steps=steps,
         elastic={"min_workers": least, "max_workers": members, "shares": shares},

@@ -81,6 +81,17 @@ def test_faults_with_a_codec(seed: int, tmp_path: Path) -> None:
     sound(replace(drawn(seed, count=6, steps=60), codec=codec), tmp_path, f"seed {seed}, {codec}")
 
 
+TREES = ("int4", "none", "int8")
+
+
+@pytest.mark.parametrize("seed", variants(*range(12, 22), fast=2))
+def test_faults_in_a_tree(seed: int, tmp_path: Path) -> None:
+    """Likewise where sums are made by zones, and members are of two."""
+    codec = TREES[seed % len(TREES)]
+    scenario = replace(drawn(seed, count=6, steps=60), codec=codec, topology="tree")
+    sound(scenario, tmp_path, f"seed {seed}, {codec}, tree")
+
+
 def test_a_broken_seed_is_told_with_the_command_that_repeats_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

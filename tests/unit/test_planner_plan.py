@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 
 from raycloud.errors import PlacementError, RunDirectoryError, SpecError
-from raycloud.planner.inventory import Inventory, Node
+from raycloud.planner.inventory import ZONE_LABEL, Inventory, Node
 from raycloud.planner.plan import Plan, Profile, exposed_seconds, from_json, make
 from raycloud.planner.speed import Speed
 from raycloud.spec import Job
-from raycloud.spec.sizes import ring_bytes
+from raycloud.spec.sizes import coded_bytes, ring_bytes
 
 TWO_NODES = Inventory(nodes=(Node(name="a", cpus=2), Node(name="b", cpus=1)))
 FAST, SLOW = Speed(fixed_s=0.25, micro_batch_s=0.25), Speed(fixed_s=0.5, micro_batch_s=0.5)
+
+ZONED = {"n1": "a", "n2": "b", "n3": "a", "n4": "b"}
 
 GOLDEN = """\
 {
@@ -163,6 +165,28 @@ def test_shares_that_are_hardly_better_stay_equal() -> None:
 def test_members_that_run_already_are_taken_as_they_are() -> None:
     plan = make(job(), Inventory(nodes=()), profile(SLOW, FAST), placed={3: "x", 1: "y"})
     assert [(x.member, x.node, x.share) for x in plan.members] == [(3, "x", 2), (1, "y", 6)]
+
+
+def test_in_a_tree_the_links_between_zones_count() -> None:
+    nodes = (Node(name=name, cpus=1, labels={ZONE_LABEL: zone}) for name, zone in ZONED.items())
+    there, link = Inventory(nodes=tuple(nodes)), float(2**20)
+    elastic = {"min_workers": 4, "max_workers": 4}
+    ring, tree = (
+        make(
+            job(elastic=elastic, sync={"topology": topology, "codec": codec}),
+            there,
+            profile(link_bytes_per_s=link),
+        ).predicted
+        for topology, codec in (("ring", "none"), ("tree", "int4"))
+    )
+    codes = coded_bytes(2**24, "int4")
+    assert tree.bytes_per_step == (2 * (2**24 + codes) + 2 * codes) // 4
+    assert tree.exchange_s == codes / link
+    assert ring.exchange_s is not None
+    assert ring.exchange_s > 11 * tree.exchange_s
+    one = Inventory(nodes=TWO_NODES.nodes[:1])
+    alone = make(job(sync={"topology": "tree"}), one, profile()).predicted
+    assert alone.bytes_per_step == ring_bytes(2**24, 2)
 
 
 def test_too_few_nodes_are_refused() -> None:

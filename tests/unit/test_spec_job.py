@@ -132,6 +132,12 @@ def test_a_codec_goes_by_direct_exchange(topology: str) -> None:
     assert point == SyncPoint(period=1, topology="direct", staleness=0, codec="int4")
 
 
+@pytest.mark.parametrize("codec", ["none", "int8"])
+def test_a_tree_is_with_a_codec_or_without(codec: str) -> None:
+    point = job(sync={"codec": codec, "topology": "tree"}).sync_point
+    assert point == SyncPoint(topology="tree", codec=codec)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
