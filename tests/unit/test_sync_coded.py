@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from raycloud.net.transport import Coding
 from raycloud.order import MicroBatch, Order, Position, Steps, assign, stream_seed
 from raycloud.spec import Job
 from raycloud.sync.buckets import lay_out
@@ -31,8 +32,16 @@ def single() -> NetTask:
     return NetTask(double=False)
 
 
-def simulation(asked: Job, task: NetTask, shares: Sequence[int], steps: int) -> nn.Module:
-    """What members of such shares end with, in one process and without raycloud's training code."""
+Summed = Callable[[list[Tensor], Coding], tuple[Tensor, list[Tensor]]]
+
+
+def simulation(
+    asked: Job, task: NetTask, shares: Sequence[int], steps: int, summed: Summed = simulated
+) -> nn.Module:
+    """What members of such shares end with, in one process and without raycloud's training code.
+
+    `summed` is the exchange: the sum, and what each member keeps.
+    """
     codec = CODECS[asked.sync_point.codec]
     torch.default_generator.manual_seed(stream_seed(asked.seed, 3))
     model = task.model()
@@ -72,7 +81,7 @@ def simulation(asked: Job, task: NetTask, shares: Sequence[int], steps: int) -> 
                 rows[-1] += residual
             total = rows[0]  # of one member, to whom nothing is sent
             if len(rows) > 1:
-                total, residuals[:] = simulated(rows, codec)
+                total, residuals[:] = summed(rows, codec)
             norms.append(float(torch.linalg.vector_norm(total)))
             for p, part in zip(parameters, split(total, parameters), strict=True):
                 p.grad = part if p in used else None
