@@ -343,7 +343,8 @@ LINK_BLOCKED = _unwell(
 LINK_FAR = _note(
     "link-far",
     "A round trip between two nodes takes long: each exchange waits for several of them.",
-    "Keep the workers of a job in one zone (`resources.worker.labels`).",
+    "Keep the workers of a job in one zone (`resources.worker.labels`), or write "
+    "`sync.topology: tree`.",
 )
 LINK_SLOW = _note(
     "link-slow",
