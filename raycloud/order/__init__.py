@@ -32,6 +32,7 @@ from raycloud.order.ledger_file import (
     restore_record,
     skip_record,
 )
+from raycloud.order.rounds import Round, end_of_round, round_at
 from raycloud.order.seeds import mix, stream_seed
 from raycloud.order.sequence import Order
 from raycloud.order.steps import EpochSizes, MicroBatch, Position, Steps, StepSpan
@@ -54,6 +55,7 @@ __all__ = [
     "MicroBatch",
     "Order",
     "Position",
+    "Round",
     "SampleRange",
     "Settled",
     "Skip",
@@ -63,6 +65,7 @@ __all__ = [
     "audit_ledger",
     "commit_record",
     "deal",
+    "end_of_round",
     "growth_record",
     "header_record",
     "lanes_of",
@@ -72,6 +75,7 @@ __all__ = [
     "prefer",
     "read_ledger",
     "restore_record",
+    "round_at",
     "skip_of",
     "skip_record",
     "stream_seed",

@@ -130,13 +130,17 @@ class MicroBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepSpan:
-    """Samples [start, stop) of `epoch` that step number `step` takes, cut into micro-batches."""
+    """Samples [start, stop) of `epoch` that step number `step` takes, cut into micro-batches.
+
+    These are numbered from `first` on: not 0 in a step that is not the first of its round.
+    """
 
     step: int
     epoch: int
     start: int
     stop: int
     micro_batch: int
+    first: int = 0
 
     @property
     def samples(self) -> int:
@@ -146,12 +150,18 @@ class StepSpan:
     @property
     def micro_batches(self) -> tuple[MicroBatch, ...]:
         """The micro-batches in canonical order; the last may be short."""
+        places = enumerate(range(self.start, self.stop, self.micro_batch), self.first)
         return tuple(
             MicroBatch(
                 index=i, epoch=self.epoch, start=at, stop=min(at + self.micro_batch, self.stop)
             )
-            for i, at in enumerate(range(self.start, self.stop, self.micro_batch))
+            for i, at in places
         )
+
+    @property
+    def spans(self) -> tuple[StepSpan, ...]:
+        """The steps that it consists of: itself. See `Round`."""
+        return (self,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -88,9 +88,9 @@ class Follower:
             )
         )
 
-    def keep_nothing(self, step: int, skips: tuple[Skip, ...]) -> None:
-        """The same, of a step that changes nothing: only that it does not count."""
-        self._keep(Sums(step=Commit(step=step, count=0, skips=skips)))
+    def keep_nothing(self, step: int, skips: tuple[Skip, ...], steps: int = 1) -> None:
+        """The same, of what changes nothing: only that it does not count."""
+        self._keep(Sums(step=Commit(step=step, count=0, steps=steps, skips=skips)))
 
     def keep_measured(self, steps: int, value: float) -> None:
         """What was measured after so many steps: the schedule goes by it at its turn."""
@@ -107,7 +107,7 @@ class Follower:
         if self._loaded and not self._kept:
             self.close()
             replica.following = None
-            self._caught_up(sums.step.step + 1)
+            self._caught_up(sums.step.step + sums.step.steps)
 
     def catch_up(self, arrived: Callable[[], bool]) -> None:
         """Commit what is kept until the others' exchange has `arrived`; `keep` may follow.

@@ -259,7 +259,7 @@ class Job(Section):
     @property
     def sync_point(self) -> SyncPoint:
         """How updates travel, every auto decided."""
-        asked = self.sync.model_dump(exclude={"bucket_bytes"})
+        asked = self.sync.model_dump(exclude={"bucket_bytes", "outer"})
         told = {name: value for name, value in asked.items() if value != "auto"}
         if asked["codec"] == "auto" and asked["topology"] != "ring":
             told["codec"] = "none" if self.resources.worker.gpus else "int4"

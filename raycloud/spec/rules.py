@@ -117,6 +117,31 @@ def _uncoded(topology: object, codec: object) -> Broken | None:
     return problem, "write topology direct, tree or auto, or codec none"
 
 
+def _stops_in_rounds(period: object, on_nan: str) -> Broken | None:
+    if period in {1, "auto"} or on_nan == "stop":
+        return None
+    problem = f"a step of a round cannot be undone alone, as errors.on_nan = {on_nan} has it"
+    return problem, "write period 1, or errors.on_nan stop"
+
+
+def _backed_up_in_rounds(period: object, backup_micro_batches: int) -> Broken | None:
+    if period in {1, "auto"} or not backup_micro_batches:
+        return None
+    problem = (
+        "in a round workers have unlike weights, so none can compute for another, as "
+        f"elastic.backup_micro_batches = {backup_micro_batches} has it"
+    )
+    return problem, "write period 1, or elastic.backup_micro_batches 0"
+
+
+def _outer_of_rounds(outer: str, period: object) -> Broken | None:
+    if outer == "mean" or period not in {1, "auto"}:
+        return None
+    return f"is how rounds move the weights, and sync.period = {period} has none", (
+        "write outer mean, or a period of more than 1"
+    )
+
+
 _RANGE = ("elastic.min_workers", "elastic.max_workers")
 _BATCHES = ("global_batch", "micro_batch")
 RULES: tuple[Rule, ...] = (
@@ -143,5 +168,20 @@ RULES: tuple[Rule, ...] = (
         ("sync.topology", "sync.codec"),
         "With a codec, `sync.topology` is not ring.",
         _uncoded,
+    ),
+    Rule(
+        ("sync.period", "errors.on_nan"),
+        "With a `sync.period` of more than 1, `errors.on_nan` is stop.",
+        _stops_in_rounds,
+    ),
+    Rule(
+        ("sync.period", "elastic.backup_micro_batches"),
+        "With a `sync.period` of more than 1, `elastic.backup_micro_batches` is 0.",
+        _backed_up_in_rounds,
+    ),
+    Rule(
+        ("sync.outer", "sync.period"),
+        "`sync.outer` is mean, unless `sync.period` is more than 1.",
+        _outer_of_rounds,
     ),
 )

@@ -158,11 +158,14 @@ def _only(what: str, *there: int | str) -> tuple[AfterValidator, Any]:
 class SyncSection(Section):
     """How updates travel. `sync: exact` is each default; `sync: auto` lets raycloud choose."""
 
-    period: Annotated[
-        Annotated[int, Field(ge=1)] | Auto,
-        *_only("several local steps between two exchanges are", "auto", 1),
-    ] = 1
-    """Steps between two exchanges. Only 1 is there yet, and is what auto takes."""
+    period: Annotated[int, Field(ge=1)] | Auto = 1
+    """Steps between two exchanges, a round. 1: each step is that of the whole batch. More: each
+    worker makes these steps with its own share of them, and what is exchanged at the end is how far
+    it has come (local SGD). A round ends early where the state is read: before a checkpoint, a
+    measurement, a change of workers or shares. auto: 1, in this version."""
+    outer: Literal["mean", "nesterov"] = "mean"
+    """How a round moves the weights. mean: by the weighted mean of what workers have moved theirs.
+    nesterov: by that with momentum 0.9 and a rate of 0.7 (DiLoCo)."""
     topology: Annotated[
         Literal["ring", "direct", "tree", "servers", "auto"],
         *_only("servers are", "auto", "ring", "direct", "tree"),

@@ -25,7 +25,7 @@ from raycloud.step.device import Copies, concatenate, pin
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
-    from raycloud.order import Layout
+    from raycloud.order import Layout, Round
     from raycloud.task import Samples, Task
 
 Range = tuple[int, int, int]  # an epoch, and samples [start, stop) of it
@@ -70,11 +70,25 @@ class StepWork:
     In `idle_s` of computing it, its member waited for another, or computed what does not count.
     """
 
-    span: StepSpan
+    span: StepSpan | Round
     passes: tuple[Pass, ...]
     failed: Failures = ()
     failed_rows: int = 0
     idle_s: float = 0.0
+
+    def within(self, span: StepSpan) -> StepWork:
+        """The same as a step of a round, whose micro-batches are numbered from `span.first` on."""
+        if span.first == 0:
+            return self
+
+        def numbered(one: MicroBatch) -> MicroBatch:
+            return replace(one, index=span.first + one.index)
+
+        passes = [
+            replace(p, micro_batches=tuple(map(numbered, p.micro_batches))) for p in self.passes
+        ]
+        failed = tuple((numbered(one), error) for one, error in self.failed)
+        return replace(self, span=span, passes=tuple(passes), failed=failed)
 
     @property
     def weight(self) -> float:
@@ -110,12 +124,12 @@ class StepWork:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartialStep:
-    """What a member has computed of a step that is not committed yet.
+    """What a member has computed of a step, or a round, that is not committed yet.
 
     Its gradients are there, and stay when an exchange breaks.
 
     Attributes:
-        step: Which step.
+        step: Which step; of a round the first.
         micro_batches: Indices in the step of those that it has computed, rising.
         weight: Their weight.
         rows: Their `row_sum`.
@@ -128,11 +142,14 @@ class PartialStep:
     rows: int = 0
     skipped: tuple[int, ...] = ()
 
-    def and_also(self, work: StepWork) -> PartialStep:
-        """What is kept once `work` is computed too; `InternalError`: another's, or computed."""
-        new = work.indices
+    def and_also(self, work: StepWork, *, within: StepSpan | Round | None = None) -> PartialStep:
+        """What is kept once `work` is computed too; `InternalError`: another's, or computed.
+
+        `within` is the round that it is a part of.
+        """
+        new, whole = work.indices, within or work.span
         both = sorted([*self.micro_batches, *new])
-        if self.step != work.span.step or len(set(both)) < len(both):
+        if self.step != whole.step or len(set(both)) < len(both):
             raise InternalError(f"{new} of step {work.span.step} were to be computed beside {self}")
         weight, rows = self.weight + work.weight, self.rows + work.rows
         return replace(self, micro_batches=tuple(both), weight=weight, rows=rows)

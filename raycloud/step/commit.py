@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from raycloud.net.lane import Lane
-    from raycloud.order import MicroBatch, StepSpan
+    from raycloud.order import MicroBatch, Round, StepSpan
     from raycloud.step.collate import Collate, StepWork
     from raycloud.step.replica import Replica
     from raycloud.sync.gradients import Exchanged
@@ -109,7 +109,7 @@ def find_outcome(
     if exchanged.astray:
         left_out, weight, loss, known = _ask_others(replica, span, lane)
         if known:
-            why, skips = "the run has gone back because of it", (_whole(span),)
+            why, skips = "the run has gone back because of it", _whole(span)
         elif not math.isfinite(loss):
             not_finite = f"the loss is {loss}"
         else:
@@ -161,8 +161,9 @@ def collect(replica: Replica, step: int, abandoned: Callable[[], bool]) -> Excha
     if exchanged.astray or (not finite and replica.errors.on_nan != "stop"):
         return exchanged
     if not finite:
-        raise DivergedError(f"the gradient's norm is {exchanged.norm} at step {step}", hint=_REMEDY)
-    if replica.clip_norm is not None:
+        what = "gradient's norm" if replica.rounds is None else "norm of a round's update"
+        raise DivergedError(f"the {what} is {exchanged.norm} at step {step}", hint=_REMEDY)
+    if replica.clip_norm is not None and replica.rounds is None:  # else each has clipped its own
         replica.gradients.clip(exchanged.norm, replica.clip_norm)
     return exchanged
 
@@ -175,7 +176,7 @@ def finish(replica: Replica, work: StepWork, outcome: Outcome, *, tells: bool) -
     step = work.span.step
     if replica.following is not None:
         replica.kept = None
-        replica.following.keep_nothing(step, outcome.skips)
+        replica.following.keep_nothing(step, outcome.skips, len(work.span.spans))
     else:
         replica.discard()
         replica.history.skips += outcome.skips
@@ -193,8 +194,10 @@ def commit(
     replica.kept = None
     replica.settle()
     replica.gradients.commit()
-    count = len(work.span.micro_batches)
-    done = Commit(step=work.span.step, count=count, left_out=left_out, skips=skips)
+    span, count = work.span, len(work.span.micro_batches)
+    done = Commit(
+        step=span.step, count=count, steps=len(span.spans), left_out=left_out, skips=skips
+    )
     if replica.following is not None:
         replica.following.keep(done)
     else:
@@ -248,7 +251,7 @@ def _not_finite_ids(one: MicroBatch, collate: Collate) -> list[int]:
 
 
 def _ask_others(
-    replica: Replica, span: StepSpan, lane: Lane
+    replica: Replica, span: StepSpan | Round, lane: Lane
 ) -> tuple[tuple[int, ...], float, float, bool]:
     """What all could not compute, the weight left, a loss that is not finite, and who leaves it.
 
@@ -268,7 +271,7 @@ def _ask_others(
     return left_out, weight, loss, known > 0.0
 
 
-def _skips(replica: Replica, span: StepSpan, left_out: tuple[int, ...]) -> tuple[Skip, ...]:
+def _skips(replica: Replica, span: StepSpan | Round, left_out: tuple[int, ...]) -> tuple[Skip, ...]:
     before, most = skipped(replica.history.skips), replica.errors.most_skipped
     if replica.following is None and before + len(left_out) > most:  # else the others know it
         raise TaskError(
@@ -276,13 +279,13 @@ def _skips(replica: Replica, span: StepSpan, left_out: tuple[int, ...]) -> tuple
             f"were skipped before, and errors.most_skipped is {most}",
             hint="mend the task or its data, or raise errors.most_skipped",
         )
-    found = (span.micro_batches[k] for k in left_out)
+    found = ((one.step, m) for one in span.spans for m in one.micro_batches if m.index in left_out)
     return tuple(
-        Skip(step=span.step, epoch=m.epoch, start=m.start, stop=m.stop, why=ERROR) for m in found
+        Skip(step=step, epoch=m.epoch, start=m.start, stop=m.stop, why=ERROR) for step, m in found
     )
 
 
-def _not_finite(replica: Replica, span: StepSpan, why: str) -> tuple[Skip, ...]:
+def _not_finite(replica: Replica, span: StepSpan | Round, why: str) -> tuple[Skip, ...]:
     errors, step = replica.errors, span.step
     if errors.on_nan == "stop":
         raise DivergedError(f"{why} at step {step}", hint=_REMEDY)
@@ -304,11 +307,14 @@ def _not_finite(replica: Replica, span: StepSpan, why: str) -> tuple[Skip, ...]:
             )
     if errors.on_nan == "rollback":
         raise give_up(replica, step, why)
-    return (_whole(span),)
+    return _whole(span)
 
 
-def _whole(span: StepSpan) -> Skip:
-    return Skip(step=span.step, epoch=span.epoch, start=span.start, stop=span.stop, why=NAN)
+def _whole(span: StepSpan | Round) -> tuple[Skip, ...]:
+    return tuple(
+        Skip(step=one.step, epoch=one.epoch, start=one.start, stop=one.stop, why=NAN)
+        for one in span.spans
+    )
 
 
 def give_up(replica: Replica, step: int, why: str) -> RollbackError:

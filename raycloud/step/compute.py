@@ -12,8 +12,9 @@ import gc
 import math
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,7 +28,7 @@ from raycloud.step.forward import PassQueue
 from raycloud.step.speculation import LOOK_UP_S, Kind, Note
 
 if TYPE_CHECKING:
-    from raycloud.order import MicroBatch, Skip, StepSpan
+    from raycloud.order import MicroBatch, Round, Skip, StepSpan
     from raycloud.step.collate import Collate, Pass, StepWork
     from raycloud.step.replica import Replica
     from raycloud.step.speculation import Backing
@@ -75,7 +76,9 @@ def compute(replica: Replica, work: StepWork, collate: Collate) -> StepWork:
     return work
 
 
-def backward(replica: Replica, span: StepSpan, collate: Collate, scale: float | None) -> None:
+def backward(
+    replica: Replica, span: StepSpan | Round, collate: Collate, scale: float | None
+) -> None:
     """The step's last backward pass: each bucket of gradients travels once it is full.
 
     What breaks meanwhile `commit.collect` raises: what is begun is computed. `TaskError`: see
@@ -344,11 +347,19 @@ def failed_pass(micro_batches: tuple[MicroBatch, ...], error: RaisedError) -> Fa
     return found
 
 
-def compute_again(replica: Replica, span: StepSpan, collate: Collate, first: FailedPass) -> None:
+def compute_again(
+    replica: Replica,
+    span: StepSpan | Round,
+    collate: Collate,
+    first: FailedPass,
+    again: Callable[[int], FailedPass | None] | None = None,
+) -> None:
     """Compute this member's part of the step from the start, after `first`.
 
-    `TaskError`: a micro-batch failed twice, and may not be skipped; it names its samples.
+    `again` does that, in passes of so many micro-batches at most; None: the step is no part of a
+    round. `TaskError`: a micro-batch failed twice, and may not be skipped; it names its samples.
     """
+    again = again or partial(_compute_anew, replica, span, collate)
     failed: Counter[int] = Counter()
     trouble: FailedPass | None = first
     while trouble is not None:
@@ -366,11 +377,11 @@ def compute_again(replica: Replica, span: StepSpan, collate: Collate, first: Fai
             failed.update(m.index for m in mine)
             if many == 1 and failed[mine[0].index] > 1:
                 skip(replica, span.step, (mine[0], trouble.error), collate)
-        trouble = _compute_anew(replica, span, collate, size)
+        trouble = again(size)
 
 
 def _compute_anew(
-    replica: Replica, span: StepSpan, collate: Collate, size: int
+    replica: Replica, span: StepSpan | Round, collate: Collate, size: int
 ) -> FailedPass | None:
     """Compute all that is kept, and not skipped, in passes of at most `size`; what failed."""
     kept, forward = replica.kept, replica.forward

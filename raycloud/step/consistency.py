@@ -32,6 +32,7 @@ _ALIGN_EVERY_S = 60.0
 _ALIGN_TIMES = 100.0  # the same for taking another's replica
 _LINK_BYTES_PER_S = 125e6  # before the first time has shown what it takes
 _NAMED = 3
+INNER = ("optimizer/", "held/optimizer/")  # of which members of a round have their own
 _SKETCHES, _ROW = 16, 4096
 _TOLD = 4  # of each tensor that is taken
 _LAMBDA = 4.0
@@ -126,11 +127,14 @@ class Consistency:
             self.look(step)
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        """What is exact: parameters, what the optimizer holds, running averages."""
+        """What is exact: parameters, what the optimizer holds but in rounds, running averages."""
         state, exact = self._replica.state, self._replica.statistics.exact
+        tensors = state.tensors()
+        if self._replica.rounds is not None:
+            tensors = {name: t for name, t in tensors.items() if not name.startswith(INNER)}
         return {
             name: tensor
-            for name, tensor in sorted(state.tensors().items())
+            for name, tensor in sorted(tensors.items())
             if not state.is_buffer(name) or name.removeprefix("model/") in exact
         }
 

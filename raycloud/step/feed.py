@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from raycloud.step.contract import RaisedError
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
+    from raycloud.order import Round
 
 Held = tuple[tuple[float, ...], ...]  # for each lane, the bytes of it that each rank's node has
 Adopted = tuple[tuple[int, ...], ...]  # for each rank, indices of micro-batches
@@ -38,14 +39,16 @@ class Schedule:
     never in between, and a change lies ahead of every step that a feed may have asked for.
 
     Ranks are dealt what their nodes have `held`: for each lane, the bytes of its rows that each
-    rank's node holds, the same on all ranks; where it is empty, contiguous runs. In the first step
-    each rank computes what it has `adopted`, where that goes on from what survivors have kept.
+    rank's node holds, the same on all ranks; where it is empty, contiguous runs. In steps of which
+    something is `adopted` each rank computes that: they go on from what survivors have kept.
     """
 
-    def __init__(self, first: Piece, held: Held = (), adopted: Adopted | None = None) -> None:
+    def __init__(
+        self, first: Piece, held: Held = (), adopted: Mapping[int, Adopted] | None = None
+    ) -> None:
         self._pieces: tuple[Piece, ...] = (first,)
         self._held = held
-        self._adopted = adopted
+        self._adopted = adopted or {}
         self._dealt: dict[tuple[tuple[int, ...], int], Assignment] = {}
 
     def at(self, step: int) -> Piece:
@@ -64,12 +67,25 @@ class Schedule:
     def micro_batches(self, span: StepSpan, rank: int) -> tuple[MicroBatch, ...]:
         """What the member of `rank` computes of `span`, in canonical order."""
         every = span.micro_batches
-        if self._adopted is not None and span.step == self._pieces[0].step:
-            return tuple(every[k] for k in self._adopted[rank])
+        if span.step in self._adopted:
+            return tuple(every[k] for k in self._adopted[span.step][rank])
         asked = self.at(span.step).shares, len(every)
         if asked not in self._dealt:  # a few: the shares of each piece, full and short steps
             self._dealt[asked] = assign(*asked, self._held or None)
         return tuple(every[k] for k in self._dealt[asked].of(rank))
+
+
+def adopted_by_step(whole: StepSpan | Round, adopted: Adopted | None) -> dict[int, Adopted]:
+    """What each rank computes of each step of a round, or a step, numbered within that step."""
+    if adopted is None:
+        return {}
+    return {
+        one.step: tuple(
+            tuple(k - one.first for k in some if 0 <= k - one.first < len(one.micro_batches))
+            for some in adopted
+        )
+        for one in whole.spans
+    }
 
 
 class Course:

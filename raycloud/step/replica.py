@@ -34,6 +34,7 @@ from raycloud.step.device import processor
 from raycloud.step.forward import Forward, Fusing
 from raycloud.step.mutation import extra_states, has_modes
 from raycloud.step.residual import ResidualPart
+from raycloud.step.rounds import Rounds
 from raycloud.step.state import ModelState, TrainedParameters, Update, without_compiler
 from raycloud.step.stateful import CatchingUp, Commit, History, ReplicaState, Stateful
 from raycloud.step.statistics import RunningStatistics
@@ -72,6 +73,7 @@ class Replica:
         trains: The part that is model, optimizer and schedule.
         history: The part that is what did not count.
         residual: The part that is what encoding has lost; None: nothing is encoded.
+        rounds: The part that makes one update of the members' own in a round; None: a step is one.
         backing: Whom it backs up in this generation, and who backs it up; None: nobody.
         following: It has no state yet, and keeps what it would commit; None: it has.
         by_measured: Its schedule is not stepped once per step, but by `take_measured`.
@@ -117,11 +119,11 @@ class Replica:
         self.statistics, self.history = RunningStatistics(self.model), History()
         self.forward = Forward(job, task, self.model, self.statistics, device, self._tell)
         self.forward.gradients = self.gradients
-        stepped = None if self.by_measured else self.scheduler
-        update = Update(self.trained, stepped, self.forward.randomness, job.seed, self._tell)
-        self.trains = ModelState(self.model, self.optimizer, self.scheduler, update)
+        self.following: CatchingUp | None = None
+        self.rounds, self.trains = self._trained_by(job)
         self.residual = ResidualPart.of(self.gradients, self._seat)
-        own = (self.statistics, self.trains, self.history, *filter(None, [self.residual]))
+        more = filter(None, [self.residual, self.rounds])
+        own = (self.statistics, self.trains, self.history, *more)
         self.state = ReplicaState((*own, *(make(self) for make in PARTS)))
         self.statistics.notice = self._tell
         self._transport: Transport | None = None
@@ -130,9 +132,25 @@ class Replica:
         self.kept: PartialStep | None = None
         self.last: tuple[Pass, torch.Tensor] | None = None
         self.own_extra = self.told = False
-        self.following: CatchingUp | None = None
         self.backing: Backing | None = None
         self.settle: Callable[[], None] = lambda: None
+
+    def _trained_by(self, job: Job) -> tuple[Rounds | None, ModelState]:
+        """The part that is model, optimizer and schedule, and what moves them if it does not."""
+        stepped = None if self.by_measured else self.scheduler
+        update = Update(self.trained, stepped, self.forward.randomness, job.seed, self._tell)
+        moved = self.model, self.optimizer, self.scheduler
+        if job.sync_point.period == 1:
+            return None, ModelState(*moved, update)
+        rounds = Rounds(
+            self.trained,
+            self.model,
+            update,
+            nesterov=job.sync.outer == "nesterov",
+            follows=lambda: self.following is not None,
+            moved=self.statistics.parameters.mark,
+        )
+        return rounds, ModelState(*moved)
 
     @property
     def processor_number(self) -> int:
@@ -197,6 +215,10 @@ class Replica:
             except TransportError as error:
                 self.broken = error
                 return
+        if self.rounds is not None:
+            weight = 0.0 if self.kept is None else self.kept.weight
+            self.rounds.give(weight)
+            scale *= weight
         self.gradients.begin(scale)
 
     def average(self, buffers: Iterable[int]) -> None:

@@ -73,6 +73,28 @@ class ModelState(Stateful):
         name = name.removeprefix("held/")
         return name.startswith("model/") and name not in self._parameters
 
+    def moments(self) -> dict[str, torch.Tensor]:
+        """Of the tensors those that the optimizer holds of a parameter, if they can be averaged."""
+        return {
+            name: tensor
+            for name, tensor in self.tensors().items()
+            if name.startswith("optimizer/") and tensor.is_floating_point()
+        }
+
+    @torch.no_grad()
+    def put_moments(self, moments: Mapping[str, torch.Tensor]) -> None:
+        """Write these in place; the optimizer gets those that it does not have yet."""
+        held = self.moments()
+        places = [p for group in self._optimizer.param_groups for p in group["params"]]
+        for name, tensor in moments.items():
+            if name in held:
+                held[name].copy_(tensor)
+                continue
+            of, _, key = name.removeprefix("optimizer/").rpartition("/")
+            place = places[self._names.index(of)]
+            there = tensor if tensor.dim() == 0 else tensor.to(place.device)  # as torch has counts
+            self._optimizer.state[place][key] = there.clone()
+
     def values(self) -> dict[str, Any]:
         """See `Stateful.values`."""
         return self._packed()[1]
@@ -408,20 +430,23 @@ class Update:
         seed: int,
         notice: Callable[[str, Mapping[str, Any]], None],
     ) -> None:
-        self._trained, self._scheduler = trained, scheduler
+        self._trained, self.scheduler = trained, scheduler
         self._randomness, self._seed, self._notice = randomness, seed, notice
         self._draws = True  # from numpy's or Python's generator; or none was made yet
 
-    def apply(self, step: int) -> None:
-        """Move the parameters; `TaskError`: the task's code raised, or others are trained."""
+    def apply(self, step: int, *, schedules: bool = True) -> None:
+        """Move the parameters; `TaskError`: the task's code raised, or others are trained.
+
+        The schedule is stepped, too, if it `schedules`.
+        """
         self._trained.check(step)
         randomness, everything = self._randomness, self._draws
         randomness.seed(stream_seed(self._seed, _UPDATE_STREAM, step), everything=everything)
         before = others_state()
         try:
             call("Task.optimizer", self._trained.optimizer.step)
-            if self._scheduler is not None:
-                call("Task.scheduler", self._scheduler.step)
+            if self.scheduler is not None and schedules:
+                call("Task.scheduler", self.scheduler.step)
             self._draws = others_state() != before
         finally:
             randomness.release()

@@ -24,7 +24,10 @@ Entry = TypeVar("Entry")
 _PARTS = "parts"  # among a checkpoint's values: those of parts that have a name, by that
 _FORMAT = "format"  # among these: its number
 _WHOLE = ("model", "optimizer", "held")  # how whole names of tensors begin
-_MAY_GO = ("residual",)  # a run that has no such part goes on without what a checkpoint has of it
+_MAY_GO = (
+    "residual",
+    "outer",
+)  # a run that has no such part goes on without what a checkpoint has of it
 _HINT = "resume with the task and the version of raycloud that the run was started with"
 
 
@@ -32,12 +35,14 @@ _HINT = "resume with the task and the version of raycloud that the run was start
 class Commit:
     """A step that counts, of `count` micro-batches; the others stand for those that are `left_out`.
 
-    `skips` are what of it does not count. Where it is committed later than by others there are
-    `sums` of its exchange; else those that have just come are in place.
+    Or a round of so many `steps`, the first of which it names. `skips` are what of it does not
+    count. Where it is committed later than by others there are `sums` of its exchange; else those
+    that have just come are in place.
     """
 
     step: int
     count: int
+    steps: int = 1
     left_out: Sequence[int] = ()
     skips: tuple[Skip, ...] = ()
     sums: Sums | None = None
@@ -76,8 +81,8 @@ class CatchingUp(Protocol):
     def keep(self, step: Commit) -> None:
         """Keep a step whose mean gradients are in place."""
 
-    def keep_nothing(self, step: int, skips: tuple[Skip, ...]) -> None:
-        """Keep that a step changes nothing."""
+    def keep_nothing(self, step: int, skips: tuple[Skip, ...], steps: int = 1) -> None:
+        """Keep that a step, or a round of so many, changes nothing."""
 
     def keep_measured(self, steps: int, value: float) -> None:
         """Keep what was measured after so many steps."""

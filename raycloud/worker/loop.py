@@ -11,7 +11,9 @@ from raycloud.errors import InternalError, TaskError, TransportError
 from raycloud.events import ChangeApplied, Noticed
 from raycloud.net.lane import NO_PLACES, Lane, LaneReport, Places, all_places
 from raycloud.net.transport import Abandoned
+from raycloud.order import Round, end_of_round
 from raycloud.spec.sizes import report_s, ring_bytes
+from raycloud.step.collate import StepWork
 from raycloud.step.commit import (
     Owed,
     RollbackError,
@@ -22,19 +24,21 @@ from raycloud.step.commit import (
 )
 from raycloud.step.compute import backward, compute
 from raycloud.step.consistency import Consistency
-from raycloud.step.feed import Adopted, Course, Feed, Piece, Schedule
+from raycloud.step.feed import Adopted, Course, Feed, Piece, Schedule, adopted_by_step
+from raycloud.step.local import begin_round, compute_step
+from raycloud.step.rounds import average_moments
+from raycloud.worker.context import round_ends, span_at
 from raycloud.worker.dataset import LAYOUT, layout_record
 from raycloud.worker.evaluate import measured_value, merge_states
 from raycloud.worker.tally import SampleAudit, StepCount, Tally
 
 if TYPE_CHECKING:
     from raycloud.order import Position, StepSpan
-    from raycloud.step.collate import StepWork
     from raycloud.worker.context import Due, LoopContext, Membership
 
 
 class Loop:
-    """Computes the steps of one generation after the other.
+    """Computes the steps, or rounds, of one generation after the other.
 
     When an exchange breaks, `run` raises and what is computed is kept: `enter` takes this member
     into the next generation, and `run` goes on.
@@ -57,6 +61,8 @@ class Loop:
         self._audit = SampleAudit(context.collate)
         self.owed: Owed | None = None
         self.loss = float("nan")  # the mean of the newest step of which it is known
+        self._ends = round_ends(context.job)
+        self._averaged_step = -1  # where moments were averaged last
         self._computed: StepCount | None = None  # of the step under way
         self._lane_s = 0.0
         self.next: Meet | None = None
@@ -86,7 +92,10 @@ class Loop:
         self._broke, self.next = not planned, None
         self.step, self.position = seat.step, seat.position
         piece = Piece(step=seat.step, generation=seat.generation, shares=seat.shares)
-        self._schedule = Schedule(piece, seat.held, adopted)
+        whole = self.span(seat.step, seat.position)
+        dealt = {} if whole is None else adopted_by_step(whole, adopted)
+        self._schedule = Schedule(piece, seat.held, dealt)
+        self._averaged_step = -1
         # Any other checkpoint may be one that the generation before did not come to write.
         self._saved_step = context.first_step
         self._feed = self._collating()
@@ -115,9 +124,13 @@ class Loop:
         """One past the last step, as it is known now."""
         return self._course.last_step
 
-    def span(self, step: int, position: Position) -> StepSpan | None:
-        """The span of `step`, which stands at `position`; None past the last."""
-        return self._course.steps.span(step, position) if step < self.last_step else None
+    def end_of(self, step: int) -> int:
+        """One past the last step of what is exchanged at once, and begins with `step`."""
+        return end_of_round(step, self._ends, self.last_step)
+
+    def span(self, step: int, position: Position) -> StepSpan | Round | None:
+        """The step or round that begins with `step`, at `position`; None past the last."""
+        return span_at(self._context.job, self._course.steps, step, position, self.last_step)
 
     def learn_loss(self, mean: float) -> None:
         """The mean loss of the step committed last; without effect where it is known."""
@@ -130,14 +143,13 @@ class Loop:
         computed = self._computed
         if computed is None or computed.step != self.step or self.owed is not None:
             raise InternalError(f"step {self.step} is committed without this member's part of it")
-        computed.skips = tuple(
-            s for s in self._context.replica.history.skips if s.step == self.step
-        )
+        taken = range(self.step, self.step + computed.steps)
+        computed.skips = tuple(s for s in self._context.replica.history.skips if s.step in taken)
         self._tally.add(computed)
         self._audit.add(self._begun, computed.rows)
         if not any(skip.whole_step for skip in computed.skips):
             self.owed = Owed(loss=0.0, own_weight=0.0, weight=computed.weight)
-        self.step, self.position = self.step + 1, computed.after
+        self.step, self.position = taken.stop, computed.after
 
     def begin_anew(self) -> None:
         """Others have gone on without this member: what it knows of its steps counts no more."""
@@ -177,6 +189,7 @@ class Loop:
 
     def save(self) -> None:
         """Checkpoint the state before the next step, unless that is done already."""
+        self._average_moments()
         if self._saved_step == self.step or self.seat.part is None:
             return
         self._consistency.look(self.step)
@@ -208,6 +221,16 @@ class Loop:
             key=self.seat.key,
         )
 
+    def _average_moments(self) -> None:
+        """What the optimizer holds becomes the same on all members, that is to be read now."""
+        replica = self._context.replica
+        if replica.rounds is None or self._averaged_step == self.step:
+            return
+        self._averaged_step = self.step
+        replica.settle()
+        weight = None if replica.following is not None else replica.rounds.weight
+        average_moments(replica.trains, self._lane, weight)
+
     def settle(self) -> None:
         """Learn the loss of the last step at once; all members call this after the same step."""
         self._send_lane(0.0)
@@ -221,23 +244,26 @@ class Loop:
 
     def _one_step(self) -> None:
         replica, clock = self._context.replica, self._context.clock
-        waited_s = self._feed.waited_s
-        work = self._feed.take()
-        began_s, self._lane_s = clock.monotonic_s(), 0.0
-        kept, self._begun = replica.kept, work.span
-        self._send_lane(*work.told(kept))
-        work, sums = self._compute(work)
+        waited_s, began_s, self._lane_s = self._feed.waited_s, clock.monotonic_s(), 0.0
+        norm = None
+        if replica.rounds is None:
+            work, sums = self._compute(self._feed.take())
+        else:
+            work, sums, norm = self._compute_round()
         replica.synchronize()
+        data_s = self._feed.waited_s - waited_s
+        *_, last = spans = work.span.spans
         self._computed = count = StepCount(
             step=work.span.step,
+            steps=len(spans),
             generation=self.seat.generation,
-            after=self._course.steps.after(work.span),
+            after=self._course.steps.after(last),
             weight=sums.weight,
             samples=work.span.samples,
             micro_batches=work.micro_batches,
             learning_rate=replica.learning_rate,
-            compute_s=clock.monotonic_s() - began_s - self._lane_s - work.idle_s,
-            data_s=self._feed.waited_s - waited_s,
+            compute_s=clock.monotonic_s() - began_s - self._lane_s - work.idle_s - data_s,
+            data_s=data_s,
             computed=int(sums.places[0]),
             rows=int(sums.rows),
             read_s=sum(one.read_s for one in work.passes),
@@ -249,27 +275,33 @@ class Loop:
         finish(replica, work, found, tells=self.seat.rank == 0)
         self.position = count.after
         self._audit.add(work.span, count.rows)
-        self.step += 1
+        self.step += count.steps
         if follows:  # it tells of no step that it has not committed with all others
             self._tally.begin()
         else:
             self.owed = found.owed
-            count.weight, count.skips, count.norm = found.weight, found.skips, found.exchanged.norm
+            count.weight, count.skips = found.weight, found.skips
+            count.norm = found.exchanged.norm if norm is None else norm
             count.exchange_s = found.exchanged.exchange_s + self._lane_s
             count.lane_s, count.bytes_sent = self._lane_s, found.exchanged.bytes_sent
             count.overlap_s = found.exchanged.overlap_s
-            count.bytes_dense = ring_bytes(replica.gradients.gradient_bytes, self.seat.size)
-            count.bytes_last = found.exchanged.bytes_last
+            dense = ring_bytes(replica.gradients.gradient_bytes, self.seat.size)
+            count.bytes_dense, count.bytes_last = len(spans) * dense, found.exchanged.bytes_last
             self._tally.add(count)
         if all_hold(found.exchanged, lane, behind=self._behind()):
             self._agree()
         self._compare()
-        if replica.forward.size.committed([len(one.micro_batches) for one in work.passes]):
+        sizes = [
+            len(p.micro_batches) for p in work.passes if p.micro_batches[0].index >= last.first
+        ]
+        if replica.forward.size.committed(sizes):
             self._collate_anew()
 
     def _compute(self, work: StepWork) -> tuple[StepWork, LaneReport]:
         """Compute and send this member's part of the step; returns it, and what the lane says."""
         replica, collate = self._context.replica, self._context.collate
+        kept, self._begun = replica.kept, work.span
+        self._send_lane(*work.told(kept))
         pace = replica.pace
         pace.begin(work.micro_batches if replica.foreseeable else 0)
         done = False
@@ -291,13 +323,52 @@ class Loop:
         replica.send(behind=self._behind(), late=pace.told())
         return mine, sums
 
+    def _compute_round(self) -> tuple[StepWork, LaneReport, float]:
+        """Compute this member's part of a round, step by step, and send how far that has led.
+
+        Returns what was computed, without its batches; what the lane says; and the norm of this
+        member's gradient in the last step that had any.
+        """
+        replica, collate = self._context.replica, self._context.collate
+        whole = self.span(self.step, self.position)
+        if not isinstance(whole, Round):
+            raise InternalError(f"a round was to begin with step {self.step}, after the last")
+        self._begun, pace, late, norm = whole, replica.pace, False, float("nan")
+        begin_round(replica, whole)
+        made: list[StepWork] = []
+        for at, span in enumerate(whole.spans):
+            if self._abandoned():
+                raise Abandoned(f"the generation was abandoned before step {span.step}")
+            work = self._feed.take().within(span)
+            if span is whole.spans[-1]:
+                self._send_lane(*work.told(replica.kept))
+            pace.begin(work.micro_batches if replica.foreseeable else 0)
+            done = False
+            try:
+                found = compute_step(replica, work, at, whole, collate)
+                done = bool(work.passes)
+            finally:
+                pace.end(done=done)
+            late, norm = late or pace.told(), found if done else norm
+            made.append(replace(work, passes=tuple(replace(p, batch=None) for p in work.passes)))
+        sums = self._read_weight()
+        replica.begin_exchange(1.0 / sums.weight)
+        replica.send(behind=self._behind(), late=late)
+        work = StepWork(
+            span=whole,
+            passes=tuple(p for one in made for p in one.passes),
+            failed=tuple(f for one in made for f in one.failed),
+            failed_rows=sum(one.failed_rows for one in made),
+        )
+        return work, sums, norm
+
     def _behind(self) -> bool:
         return not self._context.changes.next_at_hand
 
     def _read_weight(self) -> LaneReport:
         """What the lane says of this step, each micro-batch of which one member computes."""
         sums, span = self._read_lane(), self._begun
-        many = -(-span.samples // span.micro_batch)
+        many = sum(-(-one.samples // one.micro_batch) for one in span.spans)
         if sums.places != all_places(many):
             raise InternalError(
                 f"members compute {sums.places[0]:.0f} of the {many} micro-batches of step "
@@ -369,6 +440,7 @@ class Loop:
                 self.save()
             case Meet():
                 self.next = due.change
+                self._average_moments()
                 left = [r for r, m in enumerate(self.seat.members) if m not in due.change.members]
                 self._context.replica.hand_over_residual(left, self._abandoned)
                 if self.seat.member not in due.change.members:
@@ -383,7 +455,7 @@ class Loop:
     def _between_steps(self) -> None:
         """What is due after `self.step` steps: the same on every member, by arithmetic."""
         job, done = self._context.job, self.step
-        first, last = self.seat.step + 1, self._course.last_step
+        first, last = self.end_of(self.seat.step), self._course.last_step
         if done == last:
             check_end(self._context.replica, done)
             self._consistency.look(done)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from raycloud.clock import Clock
-    from raycloud.order import Position, Skip, StepSpan
+    from raycloud.order import Position, Round, Skip, StepSpan
     from raycloud.step.collate import Collate
 
 _SUMS = (
@@ -33,7 +33,7 @@ _MOST = 4096  # samples that are looked up for one report; those of one step alw
 
 @dataclass(kw_only=True, slots=True)
 class StepCount:
-    """What one committed step adds. Seconds and bytes are this member's own.
+    """What one committed step adds, or a round of so many. Seconds and bytes are this member's own.
 
     Of a step that broke here, while others committed it, the exchange is not known. `computed` and
     `rows` are of all members: see `StepsCommitted` and `SampleAudit`.
@@ -48,6 +48,7 @@ class StepCount:
     learning_rate: float
     compute_s: float
     data_s: float
+    steps: int = 1
     computed: int = 0
     rows: int = 0
     read_s: float = 0.0
@@ -113,7 +114,7 @@ class Tally:
             member=self._member,
             generation=last.generation,
             first_step=steps[0].step,
-            last_step=last.step + 1,
+            last_step=last.step + last.steps,
             epoch=last.after.epoch,
             offset=last.after.offset,
             loss=self._loss,
@@ -157,11 +158,11 @@ class SampleAudit:
         self._spans: list[StepSpan] = []
         self._samples = self._sum = 0
 
-    def add(self, span: StepSpan, rows: int) -> None:
-        """A step is committed, of which all members together have told `rows`."""
+    def add(self, span: StepSpan | Round, rows: int) -> None:
+        """A step or round is committed, of which all members together have told `rows`."""
         own = span.step // _IN_TURN % self._size == self._rank
         if own and (not self._spans or self._samples + span.samples <= _MOST):
-            self._spans.append(span)
+            self._spans += span.spans
             self._samples += span.samples
             self._sum += rows
 

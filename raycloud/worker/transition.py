@@ -27,7 +27,8 @@ from raycloud.recovery.quorum import (
     take_state,
 )
 from raycloud.step.forward import Fusing
-from raycloud.worker.context import Membership
+from raycloud.step.rounds import average_moments
+from raycloud.worker.context import Membership, span_at
 from raycloud.worker.loop import Loop
 
 if TYPE_CHECKING:
@@ -164,6 +165,9 @@ class Transition:
         if meeting.rank in may_follow and not self._newcomers.may_follow:
             self._newcomers.take_in_meeting()
         point = find_resume_point(everyone, may_follow)
+        if replica.rounds is not None and (point.takers or point.followers):
+            holds = meeting.rank in point.holders
+            average_moments(replica.trains, lane, replica.rounds.weight if holds else None)
         if take_state(replica, point, lane, self._address, context.host):
             self._catch_up(meeting, point)
         adopted = self._deal(meeting, point, lane, gone)
@@ -218,7 +222,11 @@ class Transition:
             residual.forget()
         if self.loop is None:
             self.loop = Loop(self._context, self._seat(meeting, point.step, point.position))
-        elif self._newcomers.lacking or self.loop.next or self.loop.step < point.step - 1:
+        elif (
+            self._newcomers.lacking
+            or self.loop.next
+            or self.loop.end_of(self.loop.step) < point.step
+        ):
             self.loop.begin_anew()
         else:
             self.loop.take_step()
@@ -230,10 +238,9 @@ class Transition:
         context, kept = self._context, self._context.replica.kept
         if self.loop is not None:
             span = self.loop.span(point.step, point.position)
-        elif point.step < self._last_step:
-            span = context.steps.span(point.step, point.position)
         else:
-            span = None
+            at = context.steps, point.step, point.position, self._last_step
+            span = span_at(context.job, *at)
         if span is None:  # no step is left
             return None
         every = span.micro_batches

@@ -110,13 +110,20 @@ def asked(
     spoils: bool = False,
     codec: str = "none",
     topology: str = "auto",
+    period: int = 1,
 ) -> Job:
     """The job that all scenarios train; what a codec may encode is not double."""
     settings = {"norm": norm, "alike": alike, "bad": list(bad), "spoils": spoils}
     return job(
         task=StagedTask,
         settings={**settings, "double": codec == "none"},
-        sync={"codec": codec, "topology": topology, "bucket_bytes": 1024},
+        sync={
+            "codec": codec,
+            "topology": topology,
+            "period": period,
+            "outer": "mean" if period == 1 else "nesterov",
+            "bucket_bytes": 1024,
+        },
         errors={"on_nan": "rollback", "most_skipped": 99} if bad else {},
         steps=steps,
         elastic={"min_workers": least, "max_workers": members, "shares": shares},

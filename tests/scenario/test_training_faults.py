@@ -15,6 +15,7 @@ from raycloud.recovery.state_transfer import Sender
 from raycloud.simulate.scenario import Kind
 from raycloud.step.collate import PartialStep
 from raycloud.step.replica import Replica
+from raycloud.step.rounds import Rounds
 from raycloud.step.stateful import Commit
 from raycloud.step.statistics import RunningStatistics
 from raycloud.sync.buckets import Bucket
@@ -90,6 +91,29 @@ def test_faults_in_a_tree(seed: int, tmp_path: Path) -> None:
     codec = TREES[seed % len(TREES)]
     scenario = replace(drawn(seed, count=6, steps=60), codec=codec, topology="tree")
     sound(scenario, tmp_path, f"seed {seed}, {codec}, tree")
+
+
+@pytest.mark.parametrize("seed", variants(*range(9, 13), fast=2))
+def test_faults_in_rounds(seed: int, tmp_path: Path) -> None:
+    """The ledger is exact, and members have the same bits where a round begins."""
+    codec, period = ("none", "int4")[seed % 2], 3 + seed % 3
+    scenario = replace(drawn(seed, count=6, steps=60), codec=codec, period=period)
+    sound(scenario, tmp_path, f"seed {seed}, {codec}, period {period}")
+
+
+@pytest.mark.parametrize("point", variants("compute", "gradients", "lane", "commit", fast=2))
+def test_a_member_dies_in_a_round(point: str, tmp_path: Path) -> None:
+    blows = [Blow(at_step=step, kind=Kind.DIE, point=point) for step in (4, 12)]
+    outcome = sound(hit(*blows, period=4), tmp_path)
+    assert (outcome.starts, outcome.befallen) == (1, 2)
+    assert outcome.recoveries >= 1
+
+
+def test_a_newcomer_follows_round_by_round(tmp_path: Path) -> None:
+    outcome = sound(replace(REPLACED, period=4), tmp_path)
+    assert (outcome.starts, outcome.recoveries, outcome.members) == (1, 1, 4)
+    story = "\n".join(outcome.story)
+    assert story.index("MemberCaughtUp(member=3") < story.index("Reshare(generation=3")
 
 
 def test_a_broken_seed_is_told_with_the_command_that_repeats_it(
@@ -265,6 +289,32 @@ def test_nobody_is_given_up_where_the_driver_stood_still(kind: Kind, tmp_path: P
     blow = Blow(at_step=8, kind=kind, lasts_s=400.0 if kind is Kind.JUMP else 15.0)
     outcome = sound(hit(blow), tmp_path)
     assert (outcome.recoveries, outcome.members) == (0, 3)
+
+
+FORGOTTEN_IN_ROUNDS = {
+    "where a round began": (Rounds, "suspend", lambda self: None),
+    "what was computed of it": (Rounds, "resume", lambda self: None),
+    "whose state is taken": (quorum, "hand_over", lambda state, **_: None),
+}
+
+
+@pytest.mark.parametrize("what", FORGOTTEN_IN_ROUNDS)
+def test_it_sees_what_is_forgotten_in_rounds(
+    what: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    owner, name, instead = FORGOTTEN_IN_ROUNDS[what]
+    monkeypatch.setattr(owner, name, instead)
+    breaks = [Blow(at_step=step, kind=Kind.BREAK, point="compute") for step in range(9, 40, 8)]
+    dies = [Blow(at_step=21, kind=Kind.DIE, point="gradients")]
+    scenario = replace(REPLACED, period=4, blows=(*REPLACED.blows, *breaks, *dies))
+    assert any(play(replace(scenario, seed=s), tmp_path / str(s)).wrong for s in (1, 2, 3))
+
+
+def test_it_sees_a_round_that_a_newcomer_lacks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Follower, "_commit", lambda self: self._kept.popleft())
+    assert play(replace(REPLACED, period=4), tmp_path).wrong
 
 
 FORGETFUL = {

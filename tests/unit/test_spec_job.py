@@ -73,6 +73,7 @@ def test_defaults() -> None:
         },
         "sync": {
             "period": 1,
+            "outer": "mean",
             "topology": "auto",
             "staleness": 0,
             "codec": "none",
@@ -284,10 +285,26 @@ def deep(levels: int) -> list[object]:
             "Fewest workers the run computes with; left out, it is 1",
         ),
         (
-            lambda: SyncSection(period=8),
-            "period = 8: several local steps between two exchanges are not there yet in this "
-            "version",
-            "write auto or 1",
+            lambda: SyncSection(period=0),
+            "period = 0: must be auto or an integer of at least 1",
+            "Steps between two exchanges, a round; left out, it is 1",
+        ),
+        (
+            lambda: job(sync={"period": 8}, errors={"on_nan": "skip"}),
+            "sync.period = 8: a step of a round cannot be undone alone, as errors.on_nan = skip "
+            "has it",
+            "write period 1, or errors.on_nan stop",
+        ),
+        (
+            lambda: job(sync={"period": 8}, elastic={"backup_micro_batches": 2}),
+            "sync.period = 8: in a round workers have unlike weights, so none can compute for "
+            "another, as elastic.backup_micro_batches = 2 has it",
+            "write period 1, or elastic.backup_micro_batches 0",
+        ),
+        (
+            lambda: job(sync={"outer": "nesterov"}),
+            "sync.outer = 'nesterov': is how rounds move the weights, and sync.period = 1 has none",
+            "write outer mean, or a period of more than 1",
         ),
         (
             lambda: Job.model_validate(7),

@@ -50,7 +50,7 @@ def test_a_late_change_is_refused() -> None:
 
 def test_the_first_step_may_go_on_from_what_is_kept() -> None:
     first = Piece(step=3, generation=1, shares=(4, 4))
-    schedule = Schedule(first, (), ((6,), (7, 2)))
+    schedule = Schedule(first, (), {3: ((6,), (7, 2))})
     assert indices(schedule, 3, 0) == [6]
     assert indices(schedule, 3, 1) == [7, 2]
     assert indices(schedule, 4, 0) == [0, 1, 2, 3]

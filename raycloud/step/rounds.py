@@ -1,0 +1,281 @@
+"""Rounds of local steps (local SGD, DiLoCo): a member's own updates, until all become one.
+
+In a round each member moves its parameters by the gradients of its own micro-batches. At the end it
+gives how far it has come, theta_start - theta, weighted by what it has computed; the exchange is
+that of gradients. The mean D moves the parameters that all had at the start:
+
+    mean       theta <- theta_start - D
+    nesterov   m <- 0.9 m + D;  theta <- theta_start - 0.7 (D + 0.9 m)
+
+(Stich, "Local SGD converges fast", ICLR 2019; Douillard et al., "DiLoCo", 2023.) The round is a
+transaction as a step is. What the optimizer holds, its moments, is each member's own: it becomes
+the mean of all where the state is written or handed over.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from raycloud.errors import TaskError
+from raycloud.net.transport import finish
+from raycloud.step.consistency import layout
+from raycloud.step.mutation import has_modes
+from raycloud.step.stateful import Commit, Stateful
+
+if TYPE_CHECKING:
+    from raycloud.net.lane import Lane
+    from raycloud.step.state import ModelState, TrainedParameters, Update
+
+OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9  # as published
+_IDLE = 2.0**-20  # the weight of the moments of who has computed nothing in a round
+
+
+class Rounds(Stateful):
+    """The parameters in a round: where it began, what this member has made of them, what all do.
+
+    Order of calls in a round: `stage`, or `resume`; `take_step` for each step; `give`, before the
+    exchange; then `commit` or `discard`. A follower calls none of these but `commit`.
+
+    Args:
+        trained: What is moved.
+        model: Whose other tensors no step of a round may move.
+        update: Steps optimizer and schedule.
+        nesterov: Momentum over rounds.
+        follows: This member has no state yet.
+        moved: Called where parameters have moved, in the midst of a round.
+    """
+
+    name = "outer"
+
+    def __init__(
+        self,
+        trained: TrainedParameters,
+        model: nn.Module,
+        update: Update,
+        *,
+        nesterov: bool,
+        follows: Callable[[], bool],
+        moved: Callable[[], None],
+    ) -> None:
+        if has_modes(trained.optimizer):
+            raise TaskError(
+                f"{type(trained.optimizer).__name__} keeps averages of the parameters itself, and "
+                "the steps of a round would take them apart",
+                hint="write sync.period 1, or let Task.optimizer return another optimizer",
+            )
+        self._trained, self._update = trained, update
+        self._names = tuple(name for name, _ in trained.parameters)
+        self._parameters = tuple(p for _, p in trained.parameters)
+        mine = {id(p) for p in self._parameters}
+        others = (*model.named_parameters(), *model.named_buffers())
+        self._others = [(name, t) for name, t in others if id(t) not in mine]
+        self._momentum = [torch.zeros_like(p) for p in self._parameters] if nesterov else []
+        self._follows, self._moved = follows, moved
+        self._start = [torch.empty(0)] * len(self._parameters)
+        self._settings: Any = None  # of optimizer and schedule, at the start
+        self._staged = self._suspended = False
+        self._stepped = 0  # steps of the round that the schedule has seen
+        self.weight = 0.0  # of what this member has computed of the round before
+
+    def stage(self) -> None:
+        """See `Stateful.stage`."""
+        self._suspended, self._stepped = False, 0
+        self._staged = not self._follows()
+        if self._staged:
+            self._start = [p.detach().clone() for p in self._parameters]
+            self._settings = self._now()
+
+    def take_step(self, step: int, at: int, weight: float, clip_norm: float | None) -> float:
+        """Make the optimizer's step by this member's own gradient, a sum over so much `weight`.
+
+        It is number `at` of its round. Without weight nothing is moved, and the schedule goes on;
+        that counts each step once, whatever is computed of it later. Returns the gradient's norm
+        before clipping: `nan` without weight.
+
+        Raises:
+            TaskError: The optimizer's code raised, or moves what rounds cannot average.
+        """
+        norm = float("nan")
+        if weight > 0.0:
+            own = [p for p in self._parameters if p.grad is not None]
+            for p in own:
+                assert p.grad is not None  # noqa: S101 - it was just looked at
+                p.grad.mul_(1.0 / weight)
+            found = nn.utils.clip_grad_norm_(own, float("inf") if clip_norm is None else clip_norm)
+            norm = float(found)
+        else:
+            self._forget_gradients()
+        again = at < self._stepped
+        if weight > 0.0 or not again:
+            before = [t._version for _, t in self._others]  # noqa: SLF001 - has no public name
+            self._update.apply(step, schedules=not again)
+            self._check_others(before)
+        self._stepped = max(self._stepped, at + 1)
+        self._forget_gradients()
+        self._moved()
+        return norm
+
+    def give(self, weight: float) -> None:
+        """Make what this member has moved the parameters by their gradients, to be exchanged.
+
+        So much `weight` has it computed in the round.
+        """
+        self.weight = weight
+        for p, start in zip(self._parameters, self._start, strict=True):
+            p.grad = None if self._follows() else start - p.detach()
+
+    def commit(self, step: Commit) -> None:
+        """See `Stateful.commit`; the gradients in place are the mean of what all have moved."""
+        means = [p.grad for p in self._parameters]
+        starts: Sequence[torch.Tensor] = self._start
+        stepped = self._stepped
+        if step.sums is not None:  # kept by a follower, whose parameters are those of the start
+            starts, stepped = self._parameters, 0
+        self._forget_gradients()
+        with torch.no_grad():
+            for k, (p, start, mean) in enumerate(zip(self._parameters, starts, means, strict=True)):
+                p.copy_(start if mean is None else start - self._outer(k, mean))
+        for number in range(stepped, step.steps):
+            self._update.apply(step.step + number)
+        self._staged = False
+
+    def _outer(self, k: int, mean: torch.Tensor) -> torch.Tensor:
+        if not self._momentum:
+            return mean
+        momentum = self._momentum[k].mul_(OUTER_MOMENTUM).add_(mean)
+        return OUTER_RATE * (mean + OUTER_MOMENTUM * momentum)
+
+    def discard(self) -> None:
+        """See `Stateful.discard`; moments stay as the round has left them."""
+        if self._staged and not self._suspended:
+            self._swap()
+        self._staged = self._suspended = False
+
+    def suspend(self) -> None:
+        """See `Stateful.suspend`; moments stay as the round has left them."""
+        if self._staged and not self._suspended:
+            self._swap()
+            self._suspended = True
+
+    def resume(self) -> None:
+        """See `Stateful.resume`."""
+        self._forget_gradients()
+        if self._suspended:
+            self._swap()
+            self._suspended = False
+            self._moved()
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """See `Stateful.tensors`."""
+        return dict(zip(self._names, self._momentum, strict=False))
+
+    def check_fits(self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Any]) -> None:  # noqa: ARG002 - it has none
+        """See `Stateful.check_fits`; momentum begins from zero where there was none."""
+        wanted = {name: tuple(t.shape) for name, t in self.tensors().items()}
+        if wanted and shapes and dict(shapes) != wanted:
+            raise TaskError(
+                "the checkpoint has the momentum of rounds for other parameters",
+                hint="resume with the task that the run was started with",
+            )
+
+    def load(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:  # noqa: ARG002 - it has none
+        """See `Stateful.load`."""
+        self.begin()
+        for name, momentum in self.tensors().items():
+            if name in tensors:
+                momentum.copy_(tensors[name])
+
+    def begin(self) -> None:
+        """See `Stateful.begin`."""
+        self._staged = self._suspended = False
+        for momentum in self._momentum:
+            momentum.zero_()
+
+    def _forget_gradients(self) -> None:
+        for p in self._parameters:
+            p.grad = None
+        self._trained.clear()
+
+    def _swap(self) -> None:
+        """What is there and what is kept change places."""
+        with torch.no_grad():
+            for p, kept in zip(self._parameters, self._start, strict=True):
+                now = p.detach().clone()
+                p.copy_(kept)
+                kept.copy_(now)
+        (settings, schedule), self._settings = self._settings, self._now()
+        for group, own in zip(self._trained.optimizer.param_groups, settings, strict=True):
+            group.update(own)
+        if self._update.scheduler is not None:
+            self._update.scheduler.load_state_dict(schedule)
+
+    def _now(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Copies of the settings of parameter groups, and of the schedule's state."""
+        groups = self._trained.optimizer.param_groups
+        settings = [{k: v for k, v in group.items() if k != "params"} for group in groups]
+        schedule = self._update.scheduler
+        return copy.deepcopy((settings, {} if schedule is None else schedule.state_dict()))
+
+    def _check_others(self, before: Iterable[int]) -> None:
+        for (name, tensor), version in zip(self._others, before, strict=True):
+            if tensor._version != version:  # noqa: SLF001 - has no public name
+                raise TaskError(
+                    f"an optimizer's step changes {name!r}, which it does not train: each worker "
+                    "would make another change of it in the steps of a round",
+                    hint="write sync.period 1, or change it in forward passes, as a buffer",
+                )
+
+
+def average_moments(trains: ModelState, lane: Lane, weight: float | None) -> None:
+    """Make the optimizer's tensors the mean over members, by `weight`; all members call this.
+
+    Who has none of a tensor gets it. None: what this member has is not to count, and it gets
+    nothing. `TransportError`: the exchange broke, or was abandoned.
+    """
+    own = {} if weight is None else trains.moments()
+    listed = _listed(own, lane, counts=weight is not None)
+    counts = max(weight or 0.0, _IDLE)
+    told = lane.sum([counts if name in own else 0.0 for name in listed])
+    wholes = dict(zip(listed, told, strict=True))
+    single = [name for name, one in listed.items() if one.numel() == 1]
+    # In fp64: counts of steps, where all have made as many, stay what they are.
+    sums = lane.sum([float(own[n]) * counts if n in own else 0.0 for n in single])
+    means = {n: torch.tensor(s / wholes[n]) for n, s in zip(single, sums, strict=True)}
+    for dtype in sorted({one.dtype for one in listed.values()}, key=str):
+        some = {n: t for n, t in listed.items() if t.dtype is dtype and n not in means}
+        wide = torch.float32 if dtype.itemsize < torch.float32.itemsize else dtype
+        parts = [
+            own[n].detach().to("cpu", wide).reshape(-1) * (counts / wholes[n])
+            if n in own
+            else torch.zeros(one.numel(), dtype=wide)
+            for n, one in some.items()
+        ]
+        if not parts:
+            continue
+        flat = torch.cat(parts)
+        if lane.transport.size > 1:
+            finish(lane.transport.all_reduce(flat), lane.abandoned)
+        means |= dict(zip(some, flat.split([one.numel() for one in some.values()]), strict=True))
+    if weight is not None:
+        trains.put_moments({n: means[n].to(t.dtype).view(t.shape) for n, t in listed.items()})
+
+
+def _listed(
+    own: Mapping[str, torch.Tensor], lane: Lane, *, counts: bool
+) -> dict[str, torch.Tensor]:
+    """What any member has, by name, without memory; all have the same as a rule."""
+    listed = {n: torch.empty_like(t, device="meta") for n, t in sorted(own.items())}
+    heads = lane.gather([float(layout(listed)) if counts else -1.0])
+    if len({head for [head] in heads}) == 1:
+        return listed
+    told = [[n, str(t.dtype).removeprefix("torch."), list(t.shape)] for n, t in listed.items()]
+    for text in lane.gather_text(json.dumps(told)):
+        for name, kind, shape in json.loads(text):
+            listed[name] = torch.empty(shape, dtype=getattr(torch, kind), device="meta")
+    return dict(sorted(listed.items()))

@@ -1,0 +1,166 @@
+"""Rounds: bit for bit what one process simulates; a member that is lost in one is not missed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from raycloud.errors import DivergedError, TaskError
+from raycloud.spec import Job
+from tests.lockstep import NetTask, difference, job, plain_loop
+from tests.rounds import RoundFleet, simulated_rounds
+
+ENDS = (4, 8, 10, 12, 16, 20)  # one of them early
+
+
+def in_rounds(codec: str = "none", outer: str = "mean", **more: Any) -> Job:
+    sync = {"period": 4, "codec": codec, "outer": outer, "bucket_bytes": 1024}
+    return job(sync=sync, **more)
+
+
+def single(**more: Any) -> NetTask:
+    return NetTask(double=False, **more)
+
+
+def trained(asked: Job, task: NetTask, shares: tuple[int, ...]) -> RoundFleet:
+    fleet = RoundFleet(asked, task, shares)
+    step = 0
+    for end in ENDS:
+        fleet.round(step, end)
+        step = end
+    return fleet
+
+
+def alike(fleet: RoundFleet) -> bool:
+    """All members have the same parameters and buffers."""
+    return all(difference(one.model, fleet.replicas[0].model) == 0.0 for one in fleet.replicas)
+
+
+@pytest.mark.parametrize("outer", ["mean", "nesterov"])
+@pytest.mark.parametrize("codec", ["none", "int4"])
+@pytest.mark.parametrize("shares", [(8,), (5, 3), (3, 3, 2)])
+def test_it_is_bit_for_bit_what_one_process_simulates(
+    shares: tuple[int, ...], codec: str, outer: str
+) -> None:
+    asked = in_rounds(codec, outer)
+    fleet = trained(asked, single(), shares)
+    expected = simulated_rounds(asked, single(), shares, ENDS)
+    for one in fleet.replicas:
+        assert difference(one.model, expected[0]) == 0.0
+
+
+def test_a_single_member_makes_the_steps_of_a_plain_loop() -> None:
+    fleet = trained(in_rounds(), NetTask(), (8,))
+    plain = plain_loop(job(), NetTask(), ENDS[-1])
+    assert difference(fleet.replicas[0].model, plain) <= 1e-12
+
+
+def test_it_comes_near_what_is_exact() -> None:
+    fleet = trained(in_rounds(), single(), (3, 3, 2))
+    plain = plain_loop(job(), single(), ENDS[-1])
+    assert 0.0 < difference(fleet.replicas[0].model, plain) < 0.1
+
+
+@pytest.mark.parametrize("shares", [(5, 3), (8, 0), (3, 3, 2)])
+def test_running_statistics_are_those_of_all_micro_batches(shares: tuple[int, ...]) -> None:
+    """As where nothing but the first layer's input decides them: it is frozen here."""
+
+    class Frozen(NetTask):
+        def model(self) -> Any:
+            net: Any = super().model()
+            net.first.requires_grad_(False)
+            return net
+
+        def optimizer(self, model: Any) -> torch.optim.Optimizer:
+            return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+
+    fleet = trained(in_rounds(), Frozen(norm=True), shares)
+    plain = plain_loop(job(), Frozen(norm=True), ENDS[-1])
+    assert alike(fleet)
+    for name in ("running_mean", "running_var"):
+        own, wanted = (getattr(m.norm, name) for m in (fleet.replicas[0].model, plain))
+        torch.testing.assert_close(own, wanted, rtol=0, atol=1e-12)
+    assert int(fleet.replicas[0].model.norm.num_batches_tracked) == int(  # type: ignore[union-attr] - a module
+        plain.norm.num_batches_tracked  # type: ignore[union-attr] - a module
+    )
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("codec", ["none", "int4"])
+@pytest.mark.parametrize("after", [0, 1, 3, 4])
+def test_a_member_that_is_lost_in_a_round_is_not_missed(
+    after: int,
+    codec: str,
+    norm: bool,
+) -> None:
+    fleet = RoundFleet(in_rounds(codec), single(norm=norm), (3, 3, 2))
+    fleet.round(0, 4)
+    fleet.lose_in_round(1, 4, 8, after=after)
+    fleet.round(8, 12)
+    assert alike(fleet)
+    plain = plain_loop(job(), single(norm=norm), 12)
+    assert difference(fleet.replicas[0].model, plain) < 0.2
+    rates = {replica.learning_rate for replica in fleet.replicas}
+    undisturbed = RoundFleet(in_rounds(codec), single(norm=norm), (8,))
+    for step in (0, 4, 8):
+        undisturbed.round(step, step + 4)
+    assert rates == {undisturbed.replicas[0].learning_rate}
+
+
+def test_a_member_without_a_share_has_what_the_others_have() -> None:
+    fleet = trained(in_rounds("int4"), single(), (5, 3, 0))
+    assert alike(fleet)
+    assert len({replica.learning_rate for replica in fleet.replicas}) == 1
+
+
+@pytest.mark.parametrize("shares", [(5, 3), (5, 3, 0)])
+def test_moments_become_the_mean_by_weight(shares: tuple[int, ...]) -> None:
+    fleet = trained(in_rounds(), single(), shares)
+    before = [r.trains.moments() for r in fleet.replicas]
+    before = [{name: t.clone() for name, t in one.items()} for one in before]
+    weights = [r.rounds.weight for r in fleet.replicas if r.rounds is not None]
+    name = "optimizer/last.weight/exp_avg"
+    wanted = sum(w * one[name] for w, one in zip(weights, before, strict=False) if name in one)
+    fleet.average()
+    after = [r.trains.moments() for r in fleet.replicas]
+    assert all(one.keys() == after[0].keys() for one in after)
+    for key in after[0]:
+        assert all(torch.equal(one[key], after[0][key]) for one in after)
+    torch.testing.assert_close(after[0][name], wanted / sum(weights), rtol=1e-4, atol=1e-7)
+    assert float(after[0]["optimizer/last.weight/step"]) == ENDS[-1]
+
+
+def test_a_gradient_that_is_not_finite_ends_it() -> None:
+    class Broken(NetTask):
+        def loss(self, model: Any, batch: Any) -> torch.Tensor:
+            return super().loss(model, batch) * float("inf")
+
+    fleet = RoundFleet(in_rounds(), NetTask(), (8,))
+    whole = fleet.whole(0, 4)
+    fleet.replicas[0].forward._task = Broken()
+    with pytest.raises(DivergedError, match="own gradient is nan at step 0"):
+        fleet.compute_steps(whole)
+
+
+def test_what_an_optimizer_moves_beside_its_parameters_is_refused() -> None:
+    class Teaching(NetTask):
+        def model(self) -> Any:
+            net: Any = super().model()
+            net.teacher = torch.nn.Linear(2, 2).requires_grad_(False)
+            return net
+
+        def optimizer(self, model: Any) -> torch.optim.Optimizer:
+            optimizer = super().optimizer(model)
+
+            def after_step(*_: Any) -> None:
+                with torch.no_grad():
+                    model.teacher.weight.mul_(0.9)
+
+            optimizer.register_step_post_hook(after_step)
+            return optimizer
+
+    fleet = RoundFleet(in_rounds(), Teaching(), (8,))
+    with pytest.raises(TaskError, match=r"'teacher\.weight', which it does not train"):
+        fleet.round(0, 4)

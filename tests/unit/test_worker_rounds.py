@@ -1,0 +1,78 @@
+"""Rounds of a member's loop: where they end, and what happens there and nowhere else."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raycloud.commands import Halt, Save
+from raycloud.errors import TaskError
+from raycloud.events import ChangeApplied, EvaluationPart, PartWritten, StepsCommitted
+from raycloud.order import end_of_round
+from raycloud.spec import Job
+from raycloud.worker.context import round_ends
+from tests.lockstep import NetTask, difference, job
+from tests.rounds import RoundFleet
+from tests.unit.test_worker_loop import STEPS, Alone
+
+
+def in_rounds(**more: Any) -> Job:
+    sync = {"period": 4, "outer": "nesterov", "bucket_bytes": 1024}
+    return job(sync=sync, **more)
+
+
+def ends(asked: Job) -> list[int]:
+    found = [0]
+    while found[-1] < STEPS:
+        found.append(end_of_round(found[-1], round_ends(asked), STEPS))
+    return found[1:]
+
+
+def test_a_round_ends_where_something_reads_the_state(tmp_path: Path) -> None:
+    asked = in_rounds(checkpoint={"every_steps": 6}, evaluate={"every_steps": 5})
+    assert ends(asked) == [4, 5, 6, 8, 9]
+    alone = Alone(tmp_path, asked)
+    assert alone.run()
+    assert alone.steps_of(PartWritten) == [6, 9]
+    assert alone.steps_of(EvaluationPart) == [5, 9]
+    fleet, step = RoundFleet(asked, NetTask(), (8,)), 0
+    for end in ends(asked):
+        fleet.round(step, end)
+        step = end
+    assert difference(alone.replica.model, fleet.replicas[0].model) == 0.0
+
+
+def test_it_tells_each_step_once(tmp_path: Path) -> None:
+    alone = Alone(tmp_path, in_rounds())
+    alone.run()
+    reports = alone.of(StepsCommitted)
+    assert [r.first_step for r in reports] == [0, *[r.last_step for r in reports[:-1]]]
+    assert reports[0].last_step == 4
+    assert reports[-1].last_step == STEPS
+    assert sum(r.samples for r in reports) == 4 * 16 + 6 + 4 * 16
+    assert sum(r.computed for r in reports) == 4 * 8 + 3 + 4 * 8
+    assert not any(math.isnan(r.loss) or math.isnan(r.grad_norm) for r in reports)
+
+
+def test_changes_take_effect_between_rounds(tmp_path: Path) -> None:
+    alone = Alone(tmp_path, in_rounds())
+    alone.changes.prepare(1, Save())
+    alone.changes.prepare(2, Halt(reason="asked"))
+    assert not alone.run()
+    applied = [(one.change, one.step) for one in alone.of(ChangeApplied)]
+    assert applied == [(1, 4), (2, 8)]
+    assert alone.steps_of(PartWritten) == [4, 8]
+
+
+def test_an_optimizer_with_averages_of_its_own_is_refused(tmp_path: Path) -> None:
+    class Averaging(NetTask):
+        def optimizer(self, model: Any) -> Any:
+            optimizer: Any = super().optimizer(model)
+            optimizer.train = optimizer.eval = lambda: None
+            return optimizer
+
+    with pytest.raises(TaskError, match="AdamW keeps averages of the parameters itself"):
+        Alone(tmp_path, in_rounds(), Averaging())
