@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -143,7 +143,12 @@ class _Plain:
 
 
 def simulated_rounds(
-    asked: Job, task: NetTask, shares: Sequence[int], ends: Sequence[int]
+    asked: Job,
+    task: NetTask,
+    shares: Sequence[int],
+    ends: Sequence[int],
+    *,
+    without: Callable[[MicroBatch], bool] = lambda _: False,
 ) -> list[nn.Module]:
     """What members of such shares end with, without raycloud's training code.
 
@@ -152,6 +157,7 @@ def simulated_rounds(
         task: Its task.
         shares: Of each step.
         ends: One past the last step of each round.
+        without: Micro-batches that weigh nothing.
     """
     members = [_Plain(asked, task) for _ in shares]
     first = members[0]
@@ -169,7 +175,8 @@ def simulated_rounds(
             step, at = step + 1, cut.after(span)
             dealt = assign(shares, len(span.micro_batches))
             for rank, one in enumerate(members):
-                one.step([span.micro_batches[k] for k in dealt.of(rank)])
+                mine = (span.micro_batches[k] for k in dealt.of(rank))
+                one.step([m for m in mine if not without(m)])
         for names, residuals in zip(layout, kept, strict=True):
             total = _exchanged(asked, members, start, names, residuals)
             for name, part in zip(
