@@ -8,7 +8,7 @@ machines.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -48,17 +48,23 @@ class Suspects:
         self._members = members
         return () if planned else gone
 
-    def found(self, step: int, missing: Sequence[int], gone: Sequence[int]) -> tuple[int, ...]:
+    def found(
+        self,
+        step: int,
+        missing: Sequence[int],
+        gone: Sequence[int],
+        owners: Mapping[int, int] | None = None,
+    ) -> tuple[int, ...]:
         """Which micro-batches of `step` are suspect, of those `missing` that nobody has.
 
-        `gone` were lost since the last meeting.
+        `gone` were lost since the last meeting. `owners` are the members that were to compute what
+        was dealt in none; None: those that are left have computed all that was theirs.
         """
         if step != self._step:
             self._step, self._dealt = step, {}
             self._losses.clear()
         for k in missing:
-            # What was not dealt in a meeting belonged to one of those that are gone.
-            if gone and self._dealt.get(k, gone[0]) in gone:
+            if gone and self._dealt.get(k, (owners or {}).get(k, gone[0])) in gone:
                 self._losses[k] += 1
         # As long as this meeting may break, nobody has any; with nobody lost they are as ever.
         self._dealt = dict.fromkeys(missing, _NOBODY) if gone else {}

@@ -9,7 +9,7 @@ or lets all go back to a checkpoint and on without the step that made it so.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from raycloud.sync.gradients import Exchanged
 
 _MOST_IDS = 16  # samples that are named
-_REMEDY = "lower the learning rate, set clip_norm, or start from an earlier checkpoint"
+REMEDY = "lower the learning rate, set clip_norm, or start from an earlier checkpoint"
 
 
 class RollbackError(Exception):
@@ -162,7 +162,7 @@ def collect(replica: Replica, step: int, abandoned: Callable[[], bool]) -> Excha
         return exchanged
     if not finite:
         what = "gradient's norm" if replica.rounds is None else "norm of a round's update"
-        raise DivergedError(f"the {what} is {exchanged.norm} at step {step}", hint=_REMEDY)
+        raise DivergedError(f"the {what} is {exchanged.norm} at step {step}", hint=REMEDY)
     if replica.clip_norm is not None and replica.rounds is None:  # else each has clipped its own
         replica.gradients.clip(exchanged.norm, replica.clip_norm)
     return exchanged
@@ -221,11 +221,16 @@ def _explained(error: DivergedError, work: StepWork, lane: Lane, collate: Collat
     every = work.span.micro_batches
     flags = [0.0] * len(every)
     for index in work.indices:
-        flags[index] = float(bool(_not_finite_ids(every[index], collate)))
+        flags[index] = float(bool(not_finite_ids(every[index], collate)))
     found: list[int] = []
     for index, flag in enumerate(lane.sum(flags)):
         if flag and len(found) < _MOST_IDS:
-            found += _not_finite_ids(every[index], collate)
+            found += not_finite_ids(every[index], collate)
+    return name_samples(error, found)
+
+
+def name_samples(error: DivergedError, found: Sequence[int]) -> DivergedError:
+    """The error, with the samples that hold values that are not finite; itself where none does."""
     if not found:
         return error
     named = ", ".join(map(str, found[:_MOST_IDS])) + (", ..." if len(found) > _MOST_IDS else "")
@@ -235,8 +240,8 @@ def _explained(error: DivergedError, work: StepWork, lane: Lane, collate: Collat
     )
 
 
-def _not_finite_ids(one: MicroBatch, collate: Collate) -> list[int]:
-    """Its samples that have a value in the batch that is not finite; none where it has no batch."""
+def not_finite_ids(one: MicroBatch, collate: Collate) -> list[int]:
+    """Samples of a micro-batch that have a value that is not finite; none where it has no batch."""
     try:
         batch = collate.one(one).batch
     except TaskError:  # it is looked at after the fact, and the fact is what is told
@@ -288,7 +293,7 @@ def _skips(replica: Replica, span: StepSpan | Round, left_out: tuple[int, ...]) 
 def _not_finite(replica: Replica, span: StepSpan | Round, why: str) -> tuple[Skip, ...]:
     errors, step = replica.errors, span.step
     if errors.on_nan == "stop":
-        raise DivergedError(f"{why} at step {step}", hint=_REMEDY)
+        raise DivergedError(f"{why} at step {step}", hint=REMEDY)
     if errors.on_nan == "rollback" and replica.following is not None:
         raise Abandoned(f"{why} at step {step}: the others say so")
     known = replica.history.skips if replica.following is None else ()  # else the others know them
@@ -303,7 +308,7 @@ def _not_finite(replica: Replica, span: StepSpan | Round, why: str) -> tuple[Ski
         if many > most:
             raise DivergedError(
                 f"{why} at step {step}, and {field} = {most} steps were skipped before",
-                hint=f"{_REMEDY}, or raise {field}",
+                hint=f"{REMEDY}, or raise {field}",
             )
     if errors.on_nan == "rollback":
         raise give_up(replica, step, why)

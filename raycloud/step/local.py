@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from raycloud.errors import DivergedError, InternalError
 from raycloud.step.collate import PartialStep
+from raycloud.step.commit import REMEDY, name_samples, not_finite_ids
 from raycloud.step.compute import FailedPass, compute_again, failed_pass, skip
 from raycloud.step.contract import RaisedError
 
@@ -57,14 +58,16 @@ def compute_step(
     replica.synchronize()
     if replica.following is not None:
         return float("nan")
-    replica.settle()
     weight = replica.kept.weight - kept.weight
-    norm = rounds.take_step(span.step, at, weight, replica.clip_norm)
+    norm = rounds.mean_gradient(weight, replica.clip_norm)
     if weight > 0.0 and not math.isfinite(norm):
-        raise DivergedError(
-            f"the norm of a worker's own gradient is {norm} at step {span.step}",
-            hint="lower the learning rate, set clip_norm, or start from an earlier checkpoint",
+        error = DivergedError(
+            f"the norm of a worker's own gradient is {norm} at step {span.step}", hint=REMEDY
         )
+        some = [whole.micro_batches[index] for index in work.indices]
+        raise name_samples(error, [i for one in some for i in not_finite_ids(one, collate)])
+    replica.settle()
+    rounds.take_step(span.step, at)
     return norm
 
 

@@ -39,8 +39,9 @@ _IDLE = 2.0**-20  # the weight of the moments of who has computed nothing in a r
 class Rounds(Stateful):
     """The parameters in a round: where it began, what this member has made of them, what all do.
 
-    Order of calls in a round: `stage`, or `resume`; `take_step` for each step; `give`, before the
-    exchange; then `commit` or `discard`. A follower calls none of these but `commit`.
+    Order of calls in a round: `stage`, or `resume`; for each step `mean_gradient` and `take_step`;
+    `give`, before the exchange; then `commit` or `discard`. A follower takes no step, and only what
+    it commits is its own.
 
     Args:
         trained: What is moved.
@@ -91,35 +92,38 @@ class Rounds(Stateful):
             self._start = [p.detach().clone() for p in self._parameters]
             self._settings = self._now()
 
-    def take_step(self, step: int, at: int, weight: float, clip_norm: float | None) -> float:
-        """Make the optimizer's step by this member's own gradient, a sum over so much `weight`.
+    def mean_gradient(self, weight: float, clip_norm: float | None) -> float:
+        """Make this member's own gradient, a sum over so much `weight`, the mean, and clip it.
 
-        It is number `at` of its round. Without weight nothing is moved, and the schedule goes on;
-        that counts each step once, whatever is computed of it later. Returns the gradient's norm
-        before clipping: `nan` without weight.
+        Returns its norm before clipping; `nan` without weight, where there is none.
+        """
+        if weight == 0.0:
+            self._forget_gradients()
+            return float("nan")
+        own = [p for p in self._parameters if p.grad is not None]
+        for p in own:
+            assert p.grad is not None  # noqa: S101 - it was just looked at
+            p.grad.mul_(1.0 / weight)
+        limit = float("inf") if clip_norm is None else clip_norm
+        return float(nn.utils.clip_grad_norm_(own, limit))
+
+    def take_step(self, step: int, at: int) -> None:
+        """Make the optimizer's step by the gradient that is there: number `at` of its round.
+
+        Without one nothing is moved. The schedule goes on once for each step of the round, whatever
+        is computed of it later.
 
         Raises:
             TaskError: The optimizer's code raised, or moves what rounds cannot average.
         """
-        norm = float("nan")
-        if weight > 0.0:
-            own = [p for p in self._parameters if p.grad is not None]
-            for p in own:
-                assert p.grad is not None  # noqa: S101 - it was just looked at
-                p.grad.mul_(1.0 / weight)
-            found = nn.utils.clip_grad_norm_(own, float("inf") if clip_norm is None else clip_norm)
-            norm = float(found)
-        else:
-            self._forget_gradients()
         again = at < self._stepped
-        if weight > 0.0 or not again:
+        if not again or any(p.grad is not None for p in self._parameters):
             before = [t._version for _, t in self._others]  # noqa: SLF001 - has no public name
             self._update.apply(step, schedules=not again)
             self._check_others(before)
         self._stepped = max(self._stepped, at + 1)
         self._forget_gradients()
         self._moved()
-        return norm
 
     def give(self, weight: float) -> None:
         """Make what this member has moved the parameters by their gradients, to be exchanged.

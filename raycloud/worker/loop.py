@@ -63,6 +63,8 @@ class Loop:
         self.loss = float("nan")  # the mean of the newest step of which it is known
         self._ends = round_ends(context.job)
         self._averaged_step = -1  # where moments were averaged last
+        piece = Piece(step=seat.step, generation=seat.generation, shares=seat.shares)
+        self._schedule = Schedule(piece)
         self._computed: StepCount | None = None  # of the step under way
         self._lane_s = 0.0
         self.next: Meet | None = None
@@ -131,6 +133,15 @@ class Loop:
     def span(self, step: int, position: Position) -> StepSpan | Round | None:
         """The step or round that begins with `step`, at `position`; None past the last."""
         return span_at(self._context.job, self._course.steps, step, position, self.last_step)
+
+    def owners(self, whole: Round) -> dict[int, int]:
+        """The member that computes each micro-batch of a round, in the generation entered last."""
+        return {
+            m.index: member
+            for rank, member in enumerate(self.seat.members)
+            for span in whole.spans
+            for m in self._schedule.micro_batches(span, rank)
+        }
 
     def learn_loss(self, mean: float) -> None:
         """The mean loss of the step committed last; without effect where it is known."""

@@ -10,7 +10,7 @@ import torch
 
 from raycloud.events import Noticed
 from raycloud.net.lane import Lane
-from raycloud.order import Position
+from raycloud.order import Position, Round
 from raycloud.recovery.backups import Backups
 from raycloud.recovery.catch_up import Newcomers
 from raycloud.recovery.poison import Suspects, leave_out
@@ -247,7 +247,10 @@ class Transition:
         keepers = find_keepers(lane, () if kept is None else kept.micro_batches, len(every))
         missing = [k for k, rank in enumerate(keepers) if rank == NOBODY]
         lost = (len(every),) if gone else ()  # one past the last: somebody is
-        own = self._suspects.found(point.step, missing, gone)
+        owners = None
+        if self.loop is not None and isinstance(span, Round):  # it may have ended in the midst
+            owners = self.loop.owners(span)
+        own = self._suspects.found(point.step, missing, gone, owners)
         named = lane.any_of((*own, *lost), len(every) + 1)
         if len(missing) == len(every) and not named:
             return None
