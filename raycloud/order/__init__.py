@@ -32,7 +32,7 @@ from raycloud.order.ledger_file import (
     restore_record,
     skip_record,
 )
-from raycloud.order.rounds import Round, end_of_round, round_at
+from raycloud.order.rounds import Round, RoundEnds, round_at
 from raycloud.order.seeds import mix, stream_seed
 from raycloud.order.sequence import Order
 from raycloud.order.steps import EpochSizes, MicroBatch, Position, Steps, StepSpan
@@ -56,6 +56,7 @@ __all__ = [
     "Order",
     "Position",
     "Round",
+    "RoundEnds",
     "SampleRange",
     "Settled",
     "Skip",
@@ -65,7 +66,6 @@ __all__ = [
     "audit_ledger",
     "commit_record",
     "deal",
-    "end_of_round",
     "growth_record",
     "header_record",
     "lanes_of",

@@ -50,6 +50,44 @@ class Round:
         return tuple(m for one in self.spans for m in one.micro_batches)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundEnds:
+    """Where rounds end: so each member, and a resumed run, knows it by arithmetic.
+
+    Attributes:
+        period: Steps of a round, at most; it ends before a multiple of that.
+        reads: After multiples of these something reads the state: there a round ends early.
+        warm_steps: So many steps come first that are no part of a round.
+    """
+
+    period: int
+    reads: tuple[int, ...] = ()
+    warm_steps: int = 0
+
+    def after(self, step: int, last_step: int) -> int:
+        """One past the last step of what is exchanged at once, and begins with `step`.
+
+        >>> ends = RoundEnds(period=4, reads=(6,), warm_steps=1)
+        >>> [ends.after(step, last_step=9) for step in (0, 1, 4, 6, 8)]
+        [1, 4, 6, 8, 9]
+        """
+        if self.alone(step):
+            return min(step + 1, last_step)
+        return min(last_step, *((step // n + 1) * n for n in (self.period, *self.reads)))
+
+    def alone(self, step: int) -> bool:
+        """Whether `step` is exchanged by itself, and is no part of a round."""
+        return self.period == 1 or step < self.warm_steps
+
+    def at(self, step: int, steps: Steps, at: Position, last_step: int) -> StepSpan | Round | None:
+        """The step or round that begins with `step`, which stands `at`; None past the last."""
+        if step >= last_step:
+            return None
+        if self.alone(step):
+            return steps.span(step, at)
+        return round_at(steps, step, at, self.after(step, last_step))
+
+
 def round_at(steps: Steps, step: int, at: Position, end: int) -> Round:
     """The round of steps [step, end), the first of which stands `at`."""
     spans = []
@@ -57,15 +95,3 @@ def round_at(steps: Steps, step: int, at: Position, end: int) -> Round:
         spans.append(span := steps.span(step, at))
         step, at = step + 1, steps.after(span)
     return Round.of(spans)
-
-
-def end_of_round(step: int, every: Iterable[int], last_step: int) -> int:
-    """One past the last step of the round that begins with `step`.
-
-    A round ends before each multiple of one of `every`: of the period, and of the numbers of steps
-    after which something reads the state. So each member, and a resumed run, knows it.
-
-    >>> [end_of_round(step, (4, 6), last_step=9) for step in (0, 4, 6, 8)]
-    [4, 6, 8, 9]
-    """
-    return min(last_step, *((step // many + 1) * many for many in every))

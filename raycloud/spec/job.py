@@ -47,6 +47,7 @@ from raycloud.spec.yaml_text import is_unicode
 FORMAT = 1
 EXAMPLE = "gpt.py:Gpt"
 
+_WARM_STEPS, _MOST_WARM_STEPS = 200, 500  # before the first round
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _CLASS = re.compile(r"[^\W\d]\w*(\.([^\W\d]\w*|<locals>))*")
 
@@ -259,12 +260,21 @@ class Job(Section):
     @property
     def sync_point(self) -> SyncPoint:
         """How updates travel, every auto decided."""
-        asked = self.sync.model_dump(exclude={"bucket_bytes", "outer"})
+        asked = self.sync.model_dump(exclude={"bucket_bytes", "outer", "warm_steps"})
         told = {name: value for name, value in asked.items() if value != "auto"}
         if asked["codec"] == "auto" and asked["topology"] != "ring":
             told["codec"] = "none" if self.resources.worker.gpus else "int4"
         coded = told.get("codec", "none") != "none"
         return SyncPoint(**{"topology": "direct" if coded else "ring", **told})
+
+    @property
+    def warm_steps(self) -> int:
+        """Steps before the first round; 0 without rounds. From the job alone: all know it alike."""
+        if self.sync_point.period == 1:
+            return 0
+        if self.sync.warm_steps != "auto":
+            return self.sync.warm_steps
+        return _WARM_STEPS if self.steps is None else min(self.steps // 10, _MOST_WARM_STEPS)
 
     def resolved(self) -> Job:
         """The same job with `task` as text and every relative path made absolute.

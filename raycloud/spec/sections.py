@@ -166,6 +166,10 @@ class SyncSection(Section):
     outer: Literal["mean", "nesterov"] = "mean"
     """How a round moves the weights. mean: by the weighted mean of what workers have moved theirs.
     nesterov: by that with momentum 0.9 and a rate of 0.7 (DiLoCo)."""
+    warm_steps: Annotated[int, Field(ge=0)] | Auto = "auto"
+    """First steps of the run that are exchanged one by one, before rounds begin: what the model
+    learns then matters most. auto: a tenth of `steps`, at most 500; 200 where the job is measured
+    in epochs."""
     topology: Annotated[
         Literal["ring", "direct", "tree", "servers", "auto"],
         *_only("servers are", "auto", "ring", "direct", "tree"),

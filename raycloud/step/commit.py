@@ -161,9 +161,9 @@ def collect(replica: Replica, step: int, abandoned: Callable[[], bool]) -> Excha
     if exchanged.astray or (not finite and replica.errors.on_nan != "stop"):
         return exchanged
     if not finite:
-        what = "gradient's norm" if replica.rounds is None else "norm of a round's update"
+        what = "norm of a round's update" if replica.local else "gradient's norm"
         raise DivergedError(f"the {what} is {exchanged.norm} at step {step}", hint=REMEDY)
-    if replica.clip_norm is not None and replica.rounds is None:  # else each has clipped its own
+    if replica.clip_norm is not None and not replica.local:  # else each has clipped its own
         replica.gradients.clip(exchanged.norm, replica.clip_norm)
     return exchanged
 
@@ -196,7 +196,12 @@ def commit(
     replica.gradients.commit()
     span, count = work.span, len(work.span.micro_batches)
     done = Commit(
-        step=span.step, count=count, steps=len(span.spans), left_out=left_out, skips=skips
+        step=span.step,
+        count=count,
+        steps=len(span.spans),
+        local=replica.local,
+        left_out=left_out,
+        skips=skips,
     )
     if replica.following is not None:
         replica.following.keep(done)

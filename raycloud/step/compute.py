@@ -47,6 +47,7 @@ def compute(replica: Replica, work: StepWork, collate: Collate) -> StepWork:
     is skipped.
     """
     span, forward = work.span, replica.forward
+    replica.local = False
     kept = (replica.kept or PartialStep(step=span.step)).and_also(work)
     if leaves_out := replica.leaves_out(span.step):
         work = replace(work, passes=(), failed=())

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 def begin_round(replica: Replica, whole: Round) -> None:
     """Begin to compute a round, or go on with what is kept of it."""
-    replica.broken = None
+    if replica.rounds is None:
+        raise InternalError(f"step {whole.step} was to begin a round, and there are none")
+    replica.broken, replica.local = None, True
     if replica.kept is None:
         replica.told = False
         replica.stage()
@@ -32,6 +34,7 @@ def begin_round(replica: Replica, whole: Round) -> None:
     else:
         replica.settle()  # what is kept moves the parameters at once
         replica.state.resume()
+    replica.rounds.start()
 
 
 def compute_step(

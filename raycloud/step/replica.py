@@ -73,10 +73,11 @@ class Replica:
         trains: The part that is model, optimizer and schedule.
         history: The part that is what did not count.
         residual: The part that is what encoding has lost; None: nothing is encoded.
-        rounds: The part that makes one update of the members' own in a round; None: a step is one.
+        rounds: The part that makes one update of the members' own in a round; None: there are none.
         backing: Whom it backs up in this generation, and who backs it up; None: nobody.
         following: It has no state yet, and keeps what it would commit; None: it has.
         by_measured: Its schedule is not stepped once per step, but by `take_measured`.
+        local: What is computed is a round of local steps.
         own_extra: Forward passes change what modules hold beside parameters and buffers.
         settle: Called before anything changes; returns once that may be.
     """
@@ -131,7 +132,7 @@ class Replica:
         self.pace = StragglerWatch(clock)
         self.kept: PartialStep | None = None
         self.last: tuple[Pass, torch.Tensor] | None = None
-        self.own_extra = self.told = False
+        self.own_extra = self.told = self.local = False
         self.backing: Backing | None = None
         self.settle: Callable[[], None] = lambda: None
 
@@ -139,9 +140,9 @@ class Replica:
         """The part that is model, optimizer and schedule, and what moves them if it does not."""
         stepped = None if self.by_measured else self.scheduler
         update = Update(self.trained, stepped, self.forward.randomness, job.seed, self._tell)
-        moved = self.model, self.optimizer, self.scheduler
+        trains = ModelState(self.model, self.optimizer, self.scheduler, update)
         if job.sync_point.period == 1:
-            return None, ModelState(*moved, update)
+            return None, trains
         rounds = Rounds(
             self.trained,
             self.model,
@@ -150,7 +151,7 @@ class Replica:
             follows=lambda: self.following is not None,
             moved=self.statistics.parameters.mark,
         )
-        return rounds, ModelState(*moved)
+        return rounds, trains
 
     @property
     def processor_number(self) -> int:
@@ -215,7 +216,7 @@ class Replica:
             except TransportError as error:
                 self.broken = error
                 return
-        if self.rounds is not None:
+        if self.rounds is not None and self.local:
             weight = 0.0 if self.kept is None else self.kept.weight
             self.rounds.give(weight)
             scale *= weight

@@ -39,9 +39,9 @@ _IDLE = 2.0**-20  # the weight of the moments of who has computed nothing in a r
 class Rounds(Stateful):
     """The parameters in a round: where it began, what this member has made of them, what all do.
 
-    Order of calls in a round: `stage`, or `resume`; for each step `mean_gradient` and `take_step`;
-    `give`, before the exchange; then `commit` or `discard`. A follower takes no step, and only what
-    it commits is its own.
+    Order of calls in a round: `stage`, or `resume`; `start`; for each step `mean_gradient` and
+    `take_step`; `give`, before the exchange; then `commit` or `discard`. A follower takes no step.
+    Steps that are no part of a round leave all this alone.
 
     Args:
         trained: What is moved.
@@ -80,17 +80,21 @@ class Rounds(Stateful):
         self._follows, self._moved = follows, moved
         self._start = [torch.empty(0)] * len(self._parameters)
         self._settings: Any = None  # of optimizer and schedule, at the start
-        self._staged = self._suspended = False
+        self._started = self._suspended = False
         self._stepped = 0  # steps of the round that the schedule has seen
         self.weight = 0.0  # of what this member has computed of the round before
 
     def stage(self) -> None:
-        """See `Stateful.stage`."""
-        self._suspended, self._stepped = False, 0
-        self._staged = not self._follows()
-        if self._staged:
-            self._start = [p.detach().clone() for p in self._parameters]
-            self._settings = self._now()
+        """See `Stateful.stage`: whether it is a round, `start` says."""
+        self._started = self._suspended = False
+
+    def start(self) -> None:
+        """A round begins here; without effect in one that is under way, and for a follower."""
+        if self._started or self._follows():
+            return
+        self._started, self._stepped = True, 0
+        self._start = [p.detach().clone() for p in self._parameters]
+        self._settings = self._now()
 
     def mean_gradient(self, weight: float, clip_norm: float | None) -> float:
         """Make this member's own gradient, a sum over so much `weight`, the mean, and clip it.
@@ -136,6 +140,8 @@ class Rounds(Stateful):
 
     def commit(self, step: Commit) -> None:
         """See `Stateful.commit`; the gradients in place are the mean of what all have moved."""
+        if not step.local:
+            return
         means = [p.grad for p in self._parameters]
         starts: Sequence[torch.Tensor] = self._start
         stepped = self._stepped
@@ -147,7 +153,7 @@ class Rounds(Stateful):
                 p.copy_(start if mean is None else start - self._outer(k, mean))
         for number in range(stepped, step.steps):
             self._update.apply(step.step + number)
-        self._staged = False
+        self._started = False
 
     def _outer(self, k: int, mean: torch.Tensor) -> torch.Tensor:
         if not self._momentum:
@@ -157,19 +163,21 @@ class Rounds(Stateful):
 
     def discard(self) -> None:
         """See `Stateful.discard`; moments stay as the round has left them."""
-        if self._staged and not self._suspended:
+        if self._started and not self._suspended:
             self._swap()
-        self._staged = self._suspended = False
+        self._started = self._suspended = False
 
     def suspend(self) -> None:
         """See `Stateful.suspend`; moments stay as the round has left them."""
-        if self._staged and not self._suspended:
+        if self._started and not self._suspended:
             self._swap()
             self._suspended = True
 
     def resume(self) -> None:
         """See `Stateful.resume`."""
-        self._forget_gradients()
+        if not self._started:
+            return
+        self._forget_gradients()  # what was to be exchanged
         if self._suspended:
             self._swap()
             self._suspended = False
@@ -197,7 +205,7 @@ class Rounds(Stateful):
 
     def begin(self) -> None:
         """See `Stateful.begin`."""
-        self._staged = self._suspended = False
+        self._started = self._suspended = False
         for momentum in self._momentum:
             momentum.zero_()
 

@@ -61,7 +61,7 @@ class ModelState(Stateful):
 
     def commit(self, step: Commit) -> None:
         """See `Stateful.commit`."""
-        if self._update is not None:
+        if self._update is not None and not step.local:
             self._update.apply(step.step)
 
     def tensors(self) -> dict[str, torch.Tensor]:

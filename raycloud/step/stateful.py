@@ -35,14 +35,15 @@ _HINT = "resume with the task and the version of raycloud that the run was start
 class Commit:
     """A step that counts, of `count` micro-batches; the others stand for those that are `left_out`.
 
-    Or a round of so many `steps`, the first of which it names. `skips` are what of it does not
-    count. Where it is committed later than by others there are `sums` of its exchange; else those
-    that have just come are in place.
+    Or a round of so many `steps`, the first of which it names, where members have made them as
+    `local` ones. `skips` are what of it does not count. Where it is committed later than by others
+    there are `sums` of its exchange; else those that have just come are in place.
     """
 
     step: int
     count: int
     steps: int = 1
+    local: bool = False
     left_out: Sequence[int] = ()
     skips: tuple[Skip, ...] = ()
     sums: Sums | None = None

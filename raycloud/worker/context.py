@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from raycloud.commands import Extend, Meet, Reshare
 from raycloud.events import GenerationFormed, WorkerKey, key_of
-from raycloud.order import end_of_round, round_at
+from raycloud.order import RoundEnds
 
 if TYPE_CHECKING:
     from raycloud.checkpoint import Manifest
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from raycloud.commands import Change
     from raycloud.data.index import Input
     from raycloud.events import Event
-    from raycloud.order import Position, Round, Steps, StepSpan
+    from raycloud.order import Position, Steps
     from raycloud.packing.code import TaskCode
     from raycloud.recovery.rendezvous import Host
     from raycloud.spec import Job
@@ -212,21 +212,14 @@ class Changes:
         return now
 
 
-def round_ends(job: Job) -> tuple[int, ...]:
-    """Numbers of steps, at whose multiples a round ends: there something reads the state."""
-    every = job.sync_point.period, job.checkpoint.every_steps, job.evaluate.every_steps
-    return tuple(many for many in every if isinstance(many, int))
-
-
-def span_at(
-    job: Job, steps: Steps, step: int, at: Position, last_step: int
-) -> StepSpan | Round | None:
-    """What is exchanged at once, and begins with `step`, which stands `at`; None past the last."""
-    if step >= last_step:
-        return None
-    if job.sync_point.period == 1:
-        return steps.span(step, at)
-    return round_at(steps, step, at, end_of_round(step, round_ends(job), last_step))
+def round_ends(job: Job) -> RoundEnds:
+    """Where rounds of a job end."""
+    reads = job.checkpoint.every_steps, job.evaluate.every_steps
+    return RoundEnds(
+        period=job.sync_point.period,
+        reads=tuple(every for every in reads if isinstance(every, int)),
+        warm_steps=job.warm_steps,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

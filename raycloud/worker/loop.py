@@ -11,7 +11,7 @@ from raycloud.errors import InternalError, TaskError, TransportError
 from raycloud.events import ChangeApplied, Noticed
 from raycloud.net.lane import NO_PLACES, Lane, LaneReport, Places, all_places
 from raycloud.net.transport import Abandoned
-from raycloud.order import Round, end_of_round
+from raycloud.order import Round
 from raycloud.spec.sizes import report_s, ring_bytes
 from raycloud.step.collate import StepWork
 from raycloud.step.commit import (
@@ -27,7 +27,7 @@ from raycloud.step.consistency import Consistency
 from raycloud.step.feed import Adopted, Course, Feed, Piece, Schedule, adopted_by_step
 from raycloud.step.local import begin_round, compute_step
 from raycloud.step.rounds import average_moments
-from raycloud.worker.context import round_ends, span_at
+from raycloud.worker.context import round_ends
 from raycloud.worker.dataset import LAYOUT, layout_record
 from raycloud.worker.evaluate import measured_value, merge_states
 from raycloud.worker.tally import SampleAudit, StepCount, Tally
@@ -128,11 +128,11 @@ class Loop:
 
     def end_of(self, step: int) -> int:
         """One past the last step of what is exchanged at once, and begins with `step`."""
-        return end_of_round(step, self._ends, self.last_step)
+        return self._ends.after(step, self.last_step)
 
     def span(self, step: int, position: Position) -> StepSpan | Round | None:
         """The step or round that begins with `step`, at `position`; None past the last."""
-        return span_at(self._context.job, self._course.steps, step, position, self.last_step)
+        return self._ends.at(step, self._course.steps, position, self.last_step)
 
     def owners(self, whole: Round) -> dict[int, int]:
         """The member that computes each micro-batch of a round, in the generation entered last."""
@@ -235,7 +235,8 @@ class Loop:
     def _average_moments(self) -> None:
         """What the optimizer holds becomes the same on all members, that is to be read now."""
         replica = self._context.replica
-        if replica.rounds is None or self._averaged_step == self.step:
+        known = self._averaged_step == self.step or self._ends.alone(self.step)
+        if replica.rounds is None or known:
             return
         self._averaged_step = self.step
         replica.settle()
@@ -257,7 +258,7 @@ class Loop:
         replica, clock = self._context.replica, self._context.clock
         waited_s, began_s, self._lane_s = self._feed.waited_s, clock.monotonic_s(), 0.0
         norm = None
-        if replica.rounds is None:
+        if self._ends.alone(self.step):
             work, sums = self._compute(self._feed.take())
         else:
             work, sums, norm = self._compute_round()
@@ -344,6 +345,8 @@ class Loop:
         whole = self.span(self.step, self.position)
         if not isinstance(whole, Round):
             raise InternalError(f"a round was to begin with step {self.step}, after the last")
+        if self.step == self._ends.warm_steps and replica.residual is not None:
+            replica.residual.forget()  # it is of gradients, and rounds encode updates
         self._begun, pace, late, norm = whole, replica.pace, False, float("nan")
         begin_round(replica, whole)
         made: list[StepWork] = []

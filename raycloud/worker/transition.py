@@ -28,7 +28,7 @@ from raycloud.recovery.quorum import (
 )
 from raycloud.step.forward import Fusing
 from raycloud.step.rounds import average_moments
-from raycloud.worker.context import Membership, span_at
+from raycloud.worker.context import Membership, round_ends
 from raycloud.worker.loop import Loop
 
 if TYPE_CHECKING:
@@ -165,9 +165,7 @@ class Transition:
         if meeting.rank in may_follow and not self._newcomers.may_follow:
             self._newcomers.take_in_meeting()
         point = find_resume_point(everyone, may_follow)
-        if replica.rounds is not None and (point.takers or point.followers):
-            holds = meeting.rank in point.holders
-            average_moments(replica.trains, lane, replica.rounds.weight if holds else None)
+        self._average_moments(meeting, point, lane)
         if take_state(replica, point, lane, self._address, context.host):
             self._catch_up(meeting, point)
         adopted = self._deal(meeting, point, lane, gone)
@@ -180,6 +178,15 @@ class Transition:
             changing = (*statistics.averaged, *statistics.begun)
             replica.average(lane.any_of(changing, statistics.others))
         return point, adopted
+
+    def _average_moments(self, meeting: Meeting, point: ResumePoint, lane: Lane) -> None:
+        """Those that have the state hand over the same, and may have been in a round."""
+        replica = self._context.replica
+        if replica.rounds is None or round_ends(self._context.job).alone(point.step):
+            return
+        if point.takers or point.followers:
+            holds = meeting.rank in point.holders
+            average_moments(replica.trains, lane, replica.rounds.weight if holds else None)
 
     def _status(self) -> MemberStatus:
         context, loop = self._context, self.loop
@@ -239,8 +246,8 @@ class Transition:
         if self.loop is not None:
             span = self.loop.span(point.step, point.position)
         else:
-            at = context.steps, point.step, point.position, self._last_step
-            span = span_at(context.job, *at)
+            ends = round_ends(context.job)
+            span = ends.at(point.step, context.steps, point.position, self._last_step)
         if span is None:  # no step is left
             return None
         every = span.micro_batches

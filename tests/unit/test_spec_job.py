@@ -74,6 +74,7 @@ def test_defaults() -> None:
         "sync": {
             "period": 1,
             "outer": "mean",
+            "warm_steps": "auto",
             "topology": "auto",
             "staleness": 0,
             "codec": "none",

@@ -11,7 +11,6 @@ import pytest
 from raycloud.commands import Halt, Save
 from raycloud.errors import TaskError
 from raycloud.events import ChangeApplied, EvaluationPart, PartWritten, StepsCommitted
-from raycloud.order import end_of_round
 from raycloud.spec import Job
 from raycloud.worker.context import round_ends
 from tests.lockstep import NetTask, difference, job
@@ -19,15 +18,15 @@ from tests.rounds import RoundFleet
 from tests.unit.test_worker_loop import STEPS, Alone
 
 
-def in_rounds(**more: Any) -> Job:
-    sync = {"period": 4, "outer": "nesterov", "bucket_bytes": 1024}
+def in_rounds(warm_steps: int | str = 0, **more: Any) -> Job:
+    sync = {"period": 4, "outer": "nesterov", "warm_steps": warm_steps, "bucket_bytes": 1024}
     return job(sync=sync, **more)
 
 
 def ends(asked: Job) -> list[int]:
     found = [0]
     while found[-1] < STEPS:
-        found.append(end_of_round(found[-1], round_ends(asked), STEPS))
+        found.append(round_ends(asked).after(found[-1], STEPS))
     return found[1:]
 
 
@@ -41,6 +40,24 @@ def test_a_round_ends_where_something_reads_the_state(tmp_path: Path) -> None:
     fleet, step = RoundFleet(asked, NetTask(), (8,)), 0
     for end in ends(asked):
         fleet.round(step, end)
+        step = end
+    assert difference(alone.replica.model, fleet.replicas[0].model) == 0.0
+
+
+@pytest.mark.parametrize(("warm_steps", "wanted"), [(3, 3), ("auto", 5), (20, STEPS)])
+def test_the_first_steps_are_exchanged_one_by_one(
+    warm_steps: int | str, wanted: int, tmp_path: Path
+) -> None:
+    asked = in_rounds(warm_steps)
+    assert ends(asked) == [*range(1, wanted + 1), *(e for e in (4, 8, 9) if e > wanted)]
+    alone = Alone(tmp_path, asked)
+    assert alone.run()
+    fleet, step = RoundFleet(asked, NetTask(), (8,)), 0
+    for end in ends(asked):
+        if end <= wanted:
+            fleet.step(step)
+        else:
+            fleet.round(step, end)
         step = end
     assert difference(alone.replica.model, fleet.replicas[0].model) == 0.0
 
