@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -278,12 +279,15 @@ class Worker:
         gradients, lane = met or self.meet(meeting, abandoned)
         (_, before), self._met = self._met, (meeting.generation, (gradients, lane))
         self._replica.connect(gradients)
-        self._host.leave(before)
-        try:
+        with ExitStack() as over:
+            over.callback(self._transition.leave)
+            old = over.enter_context(ExitStack())
+            old.callback(self._host.leave, before)
+            if not meeting.planned:
+                old.close()
             loop = self._transition.enter(meeting, lane, abandoned)
+            old.close()  # by now all others that go on have heard the last words there
             loop.run()
-        finally:
-            self._transition.leave()
         if loop.next is not None:
             return loop.next
         self._context.saver.finish(abandoned)
