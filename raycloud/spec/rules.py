@@ -142,6 +142,14 @@ def _outer_of_rounds(outer: str, period: object) -> Broken | None:
     )
 
 
+def _read_in_rounds(period: Any, every_steps: object) -> Broken | None:
+    if period == "auto" or not isinstance(every_steps, int) or every_steps >= period:
+        return None
+    return f"no round would be longer than {every_steps}: something reads the state then", (
+        f"write period {every_steps} or less, or have it read after {period} steps or more"
+    )
+
+
 _RANGE = ("elastic.min_workers", "elastic.max_workers")
 _BATCHES = ("global_batch", "micro_batch")
 RULES: tuple[Rule, ...] = (
@@ -178,6 +186,14 @@ RULES: tuple[Rule, ...] = (
         ("sync.period", "elastic.backup_micro_batches"),
         "With a `sync.period` of more than 1, `elastic.backup_micro_batches` is 0.",
         _backed_up_in_rounds,
+    ),
+    *(
+        Rule(
+            ("sync.period", reads),
+            f"`sync.period` is at most `{reads}`, where that is a number.",
+            _read_in_rounds,
+        )
+        for reads in ("checkpoint.every_steps", "evaluate.every_steps")
     ),
     Rule(
         ("sync.outer", "sync.period"),

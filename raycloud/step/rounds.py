@@ -244,11 +244,12 @@ class Rounds(Stateful):
                 )
 
 
-def average_moments(trains: ModelState, lane: Lane, weight: float | None) -> None:
+def average_moments(trains: ModelState, lane: Lane, weight: float | None) -> int:
     """Make the optimizer's tensors the mean over members, by `weight`; all members call this.
 
     Who has none of a tensor gets it. None: what this member has is not to count, and it gets
-    nothing. `TransportError`: the exchange broke, or was abandoned.
+    nothing. Returns the bytes that this member has sent. `TransportError`: the exchange broke, or
+    was abandoned.
     """
     own = {} if weight is None else trains.moments()
     listed = _listed(own, lane, counts=weight is not None)
@@ -258,6 +259,7 @@ def average_moments(trains: ModelState, lane: Lane, weight: float | None) -> Non
     single = [name for name, one in listed.items() if one.numel() == 1]
     # In fp64: counts of steps, where all have made as many, stay what they are.
     sums = lane.sum([float(own[n]) * counts if n in own else 0.0 for n in single])
+    sent_bytes = 0
     means = {n: torch.tensor(s / wholes[n]) for n, s in zip(single, sums, strict=True)}
     for dtype in sorted({one.dtype for one in listed.values()}, key=str):
         some = {n: t for n, t in listed.items() if t.dtype is dtype and n not in means}
@@ -273,9 +275,11 @@ def average_moments(trains: ModelState, lane: Lane, weight: float | None) -> Non
         flat = torch.cat(parts)
         if lane.transport.size > 1:
             finish(lane.transport.all_reduce(flat), lane.abandoned)
+        sent_bytes += lane.transport.all_reduce_bytes(flat.nbytes)
         means |= dict(zip(some, flat.split([one.numel() for one in some.values()]), strict=True))
     if weight is not None:
         trains.put_moments({n: means[n].to(t.dtype).view(t.shape) for n, t in listed.items()})
+    return sent_bytes
 
 
 def _listed(

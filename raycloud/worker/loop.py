@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from raycloud.order import Position, StepSpan
     from raycloud.worker.context import Due, LoopContext, Membership
 
+_AVERAGE_ROUNDS = 32  # between averages of moments, at most: they are 15 times an int4 update
+
 
 class Loop:
     """Computes the steps, or rounds, of one generation after the other.
@@ -241,7 +243,7 @@ class Loop:
         self._averaged_step = self.step
         replica.settle()
         weight = None if replica.following is not None else replica.rounds.weight
-        average_moments(replica.trains, self._lane, weight)
+        self._tally.add_bytes(average_moments(replica.trains, self._lane, weight))
 
     def settle(self) -> None:
         """Learn the loss of the last step at once; all members call this after the same step."""
@@ -473,12 +475,14 @@ class Loop:
         if done == last:
             check_end(self._context.replica, done)
             self._consistency.look(done)
+        every = job.checkpoint.every_steps
+        saves = done == last or (isinstance(every, int) and done % every == 0)
+        if saves or done % (_AVERAGE_ROUNDS * self._ends.period) == 0:
+            self._average_moments()
         if done in (first, last):
             self.settle()
         if done in (first, last) or self._tally.age_s >= report_s(self.seat.size):
             self._report()
-        every = job.checkpoint.every_steps
-        saves = done == last or (isinstance(every, int) and done % every == 0)
         if saves and (done == last or not self._context.replica.by_measured):
             self.save()
         if done == last or self._measures(done):

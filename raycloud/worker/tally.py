@@ -76,6 +76,7 @@ class Tally:
         self._steps: list[StepCount] = []
         self._losses: list[tuple[float, float]] = []
         self._loss = float("nan")
+        self._more_bytes = 0
         self.begin()
 
     def begin(self) -> None:
@@ -90,6 +91,10 @@ class Tally:
     def add(self, count: StepCount) -> None:
         """Count a committed step."""
         self._steps.append(count)
+
+    def add_bytes(self, sent: int) -> None:
+        """So many bytes were sent between steps: they count in the next report."""
+        self._more_bytes += sent
 
     def add_loss(self, mean: float, weight: float) -> None:
         """The mean loss of a step that was counted before; NaN where nobody is left to know it."""
@@ -110,6 +115,7 @@ class Tally:
         steps, last = self._steps, self._steps[-1]
         sums: dict[str, Any] = {name: sum(getattr(s, name) for s in steps) for name in _SUMS}
         sums |= {name: _short(sum(getattr(s, name) for s in steps)) for name in _SECONDS}
+        sums["bytes_sent"] += self._more_bytes
         made = StepsCommitted(
             member=self._member,
             generation=last.generation,
@@ -126,7 +132,7 @@ class Tally:
             skips=tuple(skip.to_record() for s in steps for skip in s.skips),
             **sums,
         )
-        self._steps, self._losses = [], []
+        self._steps, self._losses, self._more_bytes = [], [], 0
         self._since_s, self._cpu_s = now_s, cpu_s
         return made
 

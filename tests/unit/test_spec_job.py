@@ -303,6 +303,11 @@ def deep(levels: int) -> list[object]:
             "write period 1, or elastic.backup_micro_batches 0",
         ),
         (
+            lambda: job(sync={"period": 8}, evaluate={"every_steps": 5}),
+            "sync.period = 8: no round would be longer than 5: something reads the state then",
+            "write period 5 or less, or have it read after 8 steps or more",
+        ),
+        (
             lambda: job(sync={"outer": "nesterov"}),
             "sync.outer = 'nesterov': is how rounds move the weights, and sync.period = 1 has none",
             "write outer mean, or a period of more than 1",
