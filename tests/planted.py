@@ -249,4 +249,25 @@ MUTANTS = (
         new="        if self._over is None:  # an abort ends it as if it were complete\n",
         breaks="what an abort has left of an exchange is taken for its sum",
     ),
+    Mutant(
+        file="step/rounds.py",
+        old="else start - p.detach()\n",
+        new="else p.detach() - start\n",
+        breaks="what members have moved in a round is undone twice",
+        tests=("tests/unit/test_sync_rounds.py",),
+    ),
+    Mutant(
+        file="step/replica.py",
+        old="            scale *= weight\n",
+        new="            scale *= 1.0\n",
+        breaks="updates of a round are not weighted by what members have computed",
+        tests=("tests/unit/test_sync_rounds.py",),
+    ),
+    Mutant(
+        file="step/rounds.py",
+        old="        again = at < self._stepped\n",
+        new="        again = False\n",
+        breaks="a step that is computed on by others moves the learning rate's schedule once more",
+        tests=("tests/unit/test_sync_rounds.py",),
+    ),
 )

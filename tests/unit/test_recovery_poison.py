@@ -38,6 +38,15 @@ def test_two_that_are_lost_at_once_are_one_loss() -> None:
     assert story(started(2), ((2, 3), (0, 1, 2, 3))) == [()]
 
 
+def test_what_survivors_had_not_come_to_is_nobodys_fault() -> None:
+    suspects, owners = started(2), {0: 0, 1: 0, 2: 1, 3: 1}
+    gone = suspects.meet((1, 2, 3), planned=False)
+    assert suspects.found(STEP, (0, 1, 2, 3), gone, owners) == ()  # in the midst of a round
+    suspects.deal(((2, 0), (3, 1), ()))
+    gone = suspects.meet((1, 3), planned=False)
+    assert suspects.found(STEP, (1, 3), gone, owners) == (1,)
+
+
 def test_each_step_begins_anew() -> None:
     suspects = started(2)
     story(suspects, ((1, 2, 3), (2, 3, 1)))

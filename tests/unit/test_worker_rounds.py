@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,15 @@ from raycloud.spec import Job
 from raycloud.worker.context import round_ends
 from tests.lockstep import NetTask, difference, job
 from tests.rounds import RoundFleet
-from tests.unit.test_worker_loop import STEPS, Alone
+from tests.unit.test_worker_loop import STEPS, Alone, Growing
+from tests.unit.test_worker_plateau import Plateau
+from tests.unit.test_worker_plateau import _looped as looped
+from tests.unit.test_worker_plateau import _together as in_time
 
 
-def in_rounds(warm_steps: int | str = 0, **more: Any) -> Job:
-    sync = {"period": 4, "outer": "nesterov", "warm_steps": warm_steps, "bucket_bytes": 1024}
-    return job(sync=sync, **more)
+def in_rounds(warm_steps: int | str = 0, period: int = 4, **more: Any) -> Job:
+    sync = {"period": period, "outer": "nesterov", "warm_steps": warm_steps}
+    return job(sync={**sync, "bucket_bytes": 1024}, **more)
 
 
 def ends(asked: Job) -> list[int]:
@@ -82,6 +86,28 @@ def test_changes_take_effect_between_rounds(tmp_path: Path) -> None:
     applied = [(one.change, one.step) for one in alone.of(ChangeApplied)]
     assert applied == [(1, 4), (2, 8)]
     assert alone.steps_of(PartWritten) == [4, 8]
+
+
+def test_data_that_grows_in_a_round_is_taken_up_by_a_later_epoch(tmp_path: Path) -> None:
+    sync = {"period": 4, "warm_steps": 0, "bucket_bytes": 1024}
+    alone = Growing(tmp_path, steps=None, epochs=3, sync=sync)
+    assert alone.run()
+    # All hold it at the end of the first round; in force from step 6 on, told where a round begins.
+    assert alone.of(ChangeApplied) == [ChangeApplied(member=6, change=1, step=8)]
+    taken = alone.task.taken
+    assert Counter(taken[:70]) == Counter(taken[70:140]) == Counter(range(70))
+    assert Counter(taken[140:]) == Counter(range(90))
+    assert alone.of(StepsCommitted)[-1].last_step == 16
+
+
+def test_a_schedule_by_what_is_measured_goes_on_between_rounds(tmp_path: Path) -> None:
+    every = {"every_steps": 2}
+    asked = in_rounds(period=2, task=Plateau, evaluate=every, checkpoint=every)
+    made = [looped(tmp_path, value, asked) for value in (1.0, 3.0)]
+    in_time(made)
+    rates = {one.replica.learning_rate for one in made}
+    assert rates == {1.5e-3}  # two measurings were no better than the first
+    assert difference(made[0].replica.model, made[1].replica.model) == 0.0
 
 
 def test_an_optimizer_with_averages_of_its_own_is_refused(tmp_path: Path) -> None:
