@@ -9,7 +9,6 @@ differ by rounding: there all take the lowest rank's, if rounding can make the d
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -20,6 +19,7 @@ import torch
 from raycloud.errors import TaskError
 from raycloud.net.lane import DIGEST_WORDS, LaneDigest, LaneReport
 from raycloud.step.mutation import fingerprints
+from raycloud.step.state import layout
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
@@ -291,12 +291,6 @@ def sketch(tensor: torch.Tensor) -> torch.Tensor:
 def _signs(device: torch.device) -> torch.Tensor:
     draw = torch.Generator().manual_seed(2)
     return (2.0 * torch.randint(0, 2, (_ROW, _SKETCHES), generator=draw) - 1.0).to(device)
-
-
-def layout(tensors: Mapping[str, torch.Tensor]) -> int:
-    """A number of 48 bits for names, types and shapes."""
-    told = "\n".join(f"{n} {t.dtype} {tuple(t.shape)}" for n, t in tensors.items())
-    return int(hashlib.sha256(told.encode()).hexdigest()[:12], 16)
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:

@@ -24,8 +24,8 @@ from torch import nn
 
 from raycloud.errors import TaskError
 from raycloud.net.transport import finish
-from raycloud.step.consistency import layout
 from raycloud.step.mutation import has_modes
+from raycloud.step.state import layout
 from raycloud.step.stateful import Commit, Stateful
 
 if TYPE_CHECKING:

@@ -316,6 +316,12 @@ _UNFREEZE = (
 )
 
 
+def layout(tensors: Mapping[str, torch.Tensor]) -> int:
+    """A number of 48 bits for names, types and shapes."""
+    told = "\n".join(f"{n} {t.dtype} {tuple(t.shape)}" for n, t in tensors.items())
+    return int(hashlib.sha256(told.encode()).hexdigest()[:12], 16)
+
+
 class TrainedParameters:
     """Finds what is trained, and sees that it stays that.
 
