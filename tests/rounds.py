@@ -103,10 +103,13 @@ class RoundFleet(Fleet):
 
     def average(self) -> None:
         """Average what optimizers hold."""
-        weights = [r.rounds.weight for r in self.replicas if r.rounds is not None]
-        with gloo_members(len(weights)) as members:
-            several = zip(self.replicas, map(Lane, members), weights, strict=True)
-            together(partial(average_moments, r.trains, lane, w) for r, lane, w in several)
+        with gloo_members(len(self.replicas)) as members:
+            several = zip(self.replicas, map(Lane, members), strict=True)
+            together(
+                partial(average_moments, r.rounds, r.trains, lane, has=True)
+                for r, lane in several
+                if r.rounds is not None
+            )
 
 
 class _Plain:

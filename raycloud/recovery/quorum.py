@@ -164,7 +164,7 @@ def align(replica: Replica, lane: Lane) -> bool:
 
     Those arrive beside one's own, and are taken once all are there.
     """
-    tensors = replica.state.tensors()
+    tensors = replica.common_tensors()
     if len(set(lane.gather_text(digest(tensors.items())))) == 1:
         return True
     if replica.kept is not None:

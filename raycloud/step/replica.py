@@ -147,9 +147,11 @@ class Replica:
             self.trained,
             self.model,
             update,
+            trains,
             nesterov=job.sync.outer == "nesterov",
             follows=lambda: self.following is not None,
             moved=self.statistics.parameters.mark,
+            seat=self._seat,
         )
         return rounds, trains
 
@@ -249,6 +251,14 @@ class Replica:
         """Begin to compute a step, of which nothing is kept."""
         self.state.stage()
         self.forward.loss.zero_()
+
+    def common_tensors(self) -> dict[str, torch.Tensor]:
+        """Those of the state that no member has for itself, as each has moments after a round."""
+        tensors = self.state.tensors()
+        if self.rounds is None or not self.rounds.unlike:
+            return tensors
+        moments = self.trains.moments()
+        return {name: tensor for name, tensor in tensors.items() if name not in moments}
 
     def commit_parts(self, step: Commit) -> None:
         """All parts take a step whose mean gradients are in place; one that has the state."""

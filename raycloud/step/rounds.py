@@ -8,8 +8,8 @@ that of gradients. The mean D moves the parameters that all had at the start:
     nesterov   m <- 0.9 m + D;  theta <- theta_start - 0.7 (D + 0.9 m)
 
 (Stich, "Local SGD converges fast", ICLR 2019; Douillard et al., "DiLoCo", 2023.) The round is a
-transaction as a step is. What the optimizer holds, its moments, is each member's own: it becomes
-the mean of all where the state is written or handed over.
+transaction as a step is. What the optimizer holds, its moments, is each member's own, in a
+checkpoint too; it becomes the mean of all where the state is handed over.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch import nn
 from raycloud.errors import TaskError
 from raycloud.net.transport import finish
 from raycloud.step.mutation import has_modes
+from raycloud.step.residual import sum_of
 from raycloud.step.state import layout
 from raycloud.step.stateful import Commit, Stateful
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from raycloud.step.state import ModelState, TrainedParameters, Update
 
 OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9  # as published
+_MOMENTUM, _INNER, _WEIGHT = "momentum/", "inner/", "weight"  # the last two by member
 _IDLE = 2.0**-20  # the weight of the moments of who has computed nothing in a round
 
 
@@ -47,22 +49,31 @@ class Rounds(Stateful):
         trained: What is moved.
         model: Whose other tensors no step of a round may move.
         update: Steps optimizer and schedule.
+        trains: Where the optimizer's tensors, its moments, are.
         nesterov: Momentum over rounds.
         follows: This member has no state yet.
         moved: Called where parameters have moved, in the midst of a round.
+        seat: This member's rank, and how many members there are.
+
+    Attributes:
+        weight: Of what this member has computed of the round before.
+        unlike: Members' moments differ: a checkpoint has those of each, to be loaded as residuals
+            are: as many members take up each their own, others the mean.
     """
 
     name = "outer"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what is moved, by what, and what it must know of its member
         self,
         trained: TrainedParameters,
         model: nn.Module,
         update: Update,
+        trains: ModelState,
         *,
         nesterov: bool,
         follows: Callable[[], bool],
         moved: Callable[[], None],
+        seat: Callable[[], tuple[int, int]],
     ) -> None:
         if has_modes(trained.optimizer):
             raise TaskError(
@@ -70,7 +81,7 @@ class Rounds(Stateful):
                 "the steps of a round would take them apart",
                 hint="write sync.period 1, or let Task.optimizer return another optimizer",
             )
-        self._trained, self._update = trained, update
+        self._trained, self._update, self._trains, self._seat = trained, update, trains, seat
         self._names = tuple(name for name, _ in trained.parameters)
         self._parameters = tuple(p for _, p in trained.parameters)
         mine = {id(p) for p in self._parameters}
@@ -82,7 +93,7 @@ class Rounds(Stateful):
         self._settings: Any = None  # of optimizer and schedule, at the start
         self._started = self._suspended = False
         self._stepped = 0  # steps of the round that the schedule has seen
-        self.weight = 0.0  # of what this member has computed of the round before
+        self.weight, self.unlike = 0.0, False
 
     def stage(self) -> None:
         """See `Stateful.stage`: whether it is a round, `start` says."""
@@ -125,7 +136,7 @@ class Rounds(Stateful):
             before = [t._version for _, t in self._others]  # noqa: SLF001 - has no public name
             self._update.apply(step, schedules=not again)
             self._check_others(before)
-        self._stepped = max(self._stepped, at + 1)
+        self._stepped, self.unlike = max(self._stepped, at + 1), True
         self._forget_gradients()
         self._moved()
 
@@ -185,12 +196,22 @@ class Rounds(Stateful):
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """See `Stateful.tensors`."""
-        return dict(zip(self._names, self._momentum, strict=False))
+        named = zip(self._names, self._momentum, strict=False)
+        return {f"{_MOMENTUM}{name}": momentum for name, momentum in named}
+
+    def own_tensors(self) -> dict[str, torch.Tensor]:
+        """See `Stateful.own_tensors`."""
+        if not self.unlike:
+            return {}
+        moments = self._trains.moments().items()
+        own = {f"{_INNER}{name}": tensor.to("cpu", copy=True) for name, tensor in moments}
+        return {**own, _WEIGHT: torch.tensor([max(self.weight, _IDLE)], dtype=torch.float64)}
 
     def check_fits(self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Any]) -> None:  # noqa: ARG002 - it has none
         """See `Stateful.check_fits`; momentum begins from zero where there was none."""
         wanted = {name: tuple(t.shape) for name, t in self.tensors().items()}
-        if wanted and shapes and dict(shapes) != wanted:
+        given = {name: shape for name, shape in shapes.items() if name.startswith(_MOMENTUM)}
+        if wanted and given and given != wanted:
             raise TaskError(
                 "the checkpoint has the momentum of rounds for other parameters",
                 hint="resume with the task that the run was started with",
@@ -202,10 +223,22 @@ class Rounds(Stateful):
         for name, momentum in self.tensors().items():
             if name in tensors:
                 momentum.copy_(tensors[name])
+        weights = _by_member(tensors, _WEIGHT).get("", {})
+        rank, size = self._seat()
+        self.unlike = sorted(weights) == list(range(size))
+        taken = {}
+        for name, of in _by_member(tensors, _INNER).items():
+            if not self.unlike:
+                whole = sum(float(weights[number]) for number in of)
+                parts = (of[n].double() * (float(weights[n]) / whole) for n in sorted(of))
+                taken[name] = sum_of(parts).to(next(iter(of.values())))
+            elif rank in of:
+                taken[name] = of[rank]
+        self._trains.put_moments(taken)
 
     def begin(self) -> None:
         """See `Stateful.begin`."""
-        self._started = self._suspended = False
+        self._started = self._suspended = self.unlike = False
         for momentum in self._momentum:
             momentum.zero_()
 
@@ -244,16 +277,32 @@ class Rounds(Stateful):
                 )
 
 
-def average_moments(trains: ModelState, lane: Lane, weight: float | None) -> int:
-    """Make the optimizer's tensors the mean over members, by `weight`; all members call this.
+def _by_member(
+    tensors: Mapping[str, torch.Tensor], begin: str
+) -> dict[str, dict[int, torch.Tensor]]:
+    """Those whose names begin so, by the rest of the name, and by the member that had them."""
+    found: dict[str, dict[int, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        if name.startswith(begin):
+            rest, _, number = name.removeprefix(begin).rpartition("/")
+            found.setdefault(rest, {})[int(number)] = tensor
+    return found
 
-    Who has none of a tensor gets it. None: what this member has is not to count, and it gets
-    nothing. Returns the bytes that this member has sent. `TransportError`: the exchange broke, or
-    was abandoned.
+
+def average_moments(rounds: Rounds, trains: ModelState, lane: Lane, *, has: bool) -> int:
+    """Make the optimizer's tensors the mean over members, by weight; all members call this.
+
+    Who has none of a tensor gets it; a member that `has` no state gets nothing, and counts not.
+    Without effect where they are the same. Returns the bytes that this member has sent.
+    `TransportError`: the exchange broke, or was abandoned.
     """
-    own = {} if weight is None else trains.moments()
-    listed = _listed(own, lane, counts=weight is not None)
-    counts = max(weight or 0.0, _IDLE)
+    unlike = has and rounds.unlike
+    [differ] = lane.sum([float(unlike)])
+    if not differ:
+        return 0
+    own = trains.moments() if has else {}
+    listed = _listed(own, lane, counts=has)
+    counts = max(rounds.weight if has else 0.0, _IDLE)
     told = lane.sum([counts if name in own else 0.0 for name in listed])
     wholes = dict(zip(listed, told, strict=True))
     single = [name for name, one in listed.items() if one.numel() == 1]
@@ -277,8 +326,9 @@ def average_moments(trains: ModelState, lane: Lane, weight: float | None) -> int
             finish(lane.transport.all_reduce(flat), lane.abandoned)
         sent_bytes += lane.transport.all_reduce_bytes(flat.nbytes)
         means |= dict(zip(some, flat.split([one.numel() for one in some.values()]), strict=True))
-    if weight is not None:
+    if has:
         trains.put_moments({n: means[n].to(t.dtype).view(t.shape) for n, t in listed.items()})
+    rounds.unlike = False
     return sent_bytes
 
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from raycloud.order import Position, StepSpan
     from raycloud.worker.context import Due, LoopContext, Membership
 
-_AVERAGE_ROUNDS = 32  # between averages of moments, at most: they are 15 times an int4 update
-
 
 class Loop:
     """Computes the steps, or rounds, of one generation after the other.
@@ -64,7 +62,6 @@ class Loop:
         self.owed: Owed | None = None
         self.loss = float("nan")  # the mean of the newest step of which it is known
         self._ends = round_ends(context.job)
-        self._averaged_step = -1  # where moments were averaged last
         piece = Piece(step=seat.step, generation=seat.generation, shares=seat.shares)
         self._schedule = Schedule(piece)
         self._computed: StepCount | None = None  # of the step under way
@@ -99,7 +96,6 @@ class Loop:
         whole = self.span(seat.step, seat.position)
         dealt = {} if whole is None else adopted_by_step(whole, adopted)
         self._schedule = Schedule(piece, seat.held, dealt)
-        self._averaged_step = -1
         # Any other checkpoint may be one that the generation before did not come to write.
         self._saved_step = context.first_step
         self._feed = self._collating()
@@ -202,7 +198,6 @@ class Loop:
 
     def save(self) -> None:
         """Checkpoint the state before the next step, unless that is done already."""
-        self._average_moments()
         if self._saved_step == self.step or self.seat.part is None:
             return
         self._consistency.look(self.step)
@@ -227,7 +222,7 @@ class Loop:
             step=self.step,
             rank=self.seat.part,
             parts=len(self.seat.holders),
-            tensors=replica.state.tensors(),
+            tensors=replica.common_tensors(),
             own=replica.state.own_tensors(self.seat.part),
             values=values,
             generation=self.seat.generation,
@@ -235,15 +230,13 @@ class Loop:
         )
 
     def _average_moments(self) -> None:
-        """What the optimizer holds becomes the same on all members, that is to be read now."""
+        """What the optimizer holds becomes the same on all members: others are to take it."""
         replica = self._context.replica
-        known = self._averaged_step == self.step or self._ends.alone(self.step)
-        if replica.rounds is None or known:
-            return
-        self._averaged_step = self.step
-        replica.settle()
-        weight = None if replica.following is not None else replica.rounds.weight
-        self._tally.add_bytes(average_moments(replica.trains, self._lane, weight))
+        if replica.rounds is not None:
+            replica.settle()
+            has = replica.following is None
+            sent = average_moments(replica.rounds, replica.trains, self._lane, has=has)
+            self._tally.add_bytes(sent)
 
     def settle(self) -> None:
         """Learn the loss of the last step at once; all members call this after the same step."""
@@ -456,7 +449,8 @@ class Loop:
                 self.save()
             case Meet():
                 self.next = due.change
-                self._average_moments()
+                if not {*due.change.members} <= {*self.seat.members}:
+                    self._average_moments()
                 left = [r for r, m in enumerate(self.seat.members) if m not in due.change.members]
                 self._context.replica.hand_over_residual(left, self._abandoned)
                 if self.seat.member not in due.change.members:
@@ -475,14 +469,12 @@ class Loop:
         if done == last:
             check_end(self._context.replica, done)
             self._consistency.look(done)
-        every = job.checkpoint.every_steps
-        saves = done == last or (isinstance(every, int) and done % every == 0)
-        if saves or done % (_AVERAGE_ROUNDS * self._ends.period) == 0:
-            self._average_moments()
         if done in (first, last):
             self.settle()
         if done in (first, last) or self._tally.age_s >= report_s(self.seat.size):
             self._report()
+        every = job.checkpoint.every_steps
+        saves = done == last or (isinstance(every, int) and done % every == 0)
         if saves and (done == last or not self._context.replica.by_measured):
             self.save()
         if done == last or self._measures(done):

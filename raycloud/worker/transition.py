@@ -185,8 +185,8 @@ class Transition:
         if replica.rounds is None or round_ends(self._context.job).alone(point.step):
             return
         if point.takers or point.followers:
-            holds = meeting.rank in point.holders
-            average_moments(replica.trains, lane, replica.rounds.weight if holds else None)
+            has = meeting.rank in point.holders
+            average_moments(replica.rounds, replica.trains, lane, has=has)
 
     def _status(self) -> MemberStatus:
         context, loop = self._context, self.loop

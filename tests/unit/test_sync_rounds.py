@@ -164,3 +164,39 @@ def test_what_an_optimizer_moves_beside_its_parameters_is_refused() -> None:
     fleet = RoundFleet(in_rounds(), Teaching(), (8,))
     with pytest.raises(TaskError, match=r"'teacher\.weight', which it does not train"):
         fleet.round(0, 4)
+
+
+@pytest.mark.parametrize("shares", [(5, 3), (3, 3, 2), (5, 3, 0)])
+def test_from_a_checkpoint_as_many_members_go_on_bit_by_bit(shares: tuple[int, ...]) -> None:
+    asked = in_rounds("int4", "nesterov")
+    fleet = RoundFleet(asked, single(), shares)
+    for step in (0, 4, 8):
+        fleet.round(step, step + 4)
+    first = fleet.replicas[0]
+    state = {n: t for n, t in first.state.tensors().items() if n not in first.trains.moments()}
+    for number, replica in enumerate(fleet.replicas):
+        state |= replica.state.own_tensors(number)
+    state, values = {n: t.clone() for n, t in state.items()}, first.state.values()
+    resumed = RoundFleet(asked, single(), shares)
+    resumed.position = fleet.position
+    for replica in resumed.replicas:
+        replica.state.check_fits({name: tuple(t.shape) for name, t in state.items()}, values)
+        replica.state.load({name: t.clone() for name, t in state.items()}, values)
+        replica.statistics.settle()
+    fleet.round(12, 16)
+    resumed.round(12, 16)
+    for one, other in zip(fleet.replicas, resumed.replicas, strict=True):
+        a, b = one.state.tensors(), other.state.tensors()
+        assert a.keys() == b.keys()
+        assert [name for name in a if not torch.equal(a[name], b[name])] == []
+    alone = RoundFleet(asked, single(), (8,)).replicas[0]
+    alone.state.load(state, values)
+    name = "optimizer/last.weight/exp_avg"
+    weights = [float(state[f"outer/weight/{k}"]) for k in range(len(shares))]
+    every = [(w, state.get(f"outer/inner/{name}/{k}")) for k, w in enumerate(weights)]
+    there = [(w, t) for w, t in every if t is not None]
+    wanted = sum(w * t for w, t in there) / sum(w for w, _ in there)
+    torch.testing.assert_close(alone.trains.moments()[name], wanted, rtol=1e-5, atol=1e-8)
+    exact = RoundFleet(job(), single(), (8,)).replicas[0]
+    exact.state.load(state, values)  # what has no rounds begins with moments of its own
+    assert not exact.trains.moments()
