@@ -180,6 +180,8 @@ class Loop:
                 self._between_steps()
             elif self.step >= self._course.last_step or self._lacks_measured():
                 self._evaluate()  # resumed at its end, or at what was its end
+            if self._ends.alone(self.step):  # it may have been in rounds before it was resumed
+                self._average_moments()
             while self.step < self._course.last_step:
                 if self._abandoned():  # an exchange asks only while it waits
                     raise Abandoned(f"the generation was abandoned before step {self.step}")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from raycloud.errors import TaskError
 from raycloud.order import Position, Round, Steps, round_at
 from raycloud.spec import Job
 from tests.lockstep import difference, job
-from tests.poisoned import Poisoned, hit, ran
+from tests.poisoned import Looped, Poisoned, hit, ran
 from tests.rounds import simulated_rounds
+from tests.sockets import gloo_members, together
 from tests.tiers import variants
 
 ENDS = (4, 8, 9)
@@ -80,6 +83,28 @@ def test_passes_become_smaller_where_memory_runs_out(tmp_path: Path) -> None:
 def test_by_default_it_ends_the_run_with_the_samples_named(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"a bad sample, each time, on micro-batch \d+ of step"):
         ran(tmp_path, in_rounds("stop"), (8,), ENDS[-1], bad=BAD, how="loss")
+
+
+def test_who_goes_on_without_rounds_averages_moments_first(tmp_path: Path) -> None:
+    shares = (5, 3)
+    before = ran(tmp_path, in_rounds(), shares, ENDS[-1])
+    state = before[0].replica.common_tensors()
+    for number, one in enumerate(before):
+        state |= one.replica.state.own_tensors(number)
+    values = before[0].replica.state.values()
+    sync = {"period": 4, "warm_steps": 40, "bucket_bytes": 1024}
+    made = [Looped(tmp_path, job(sync=sync), Poisoned(), ENDS[-1]) for _ in shares]
+    with gloo_members(len(shares)) as gradients, gloo_members(len(shares)) as lanes:
+        for one, g in zip(made, gradients, strict=True):
+            one.replica.connect(g)
+            one.replica.state.load({n: t.clone() for n, t in state.items()}, values)
+            assert one.replica.rounds is not None
+            assert one.replica.rounds.unlike
+        several = zip(made, gradients, lanes, strict=True)
+        assert all(together(partial(one.run, g, lane, shares) for one, g, lane in several))
+    a, b = (one.replica.state.tensors() for one in made)
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
 
 
 def test_a_round_numbers_its_micro_batches_through() -> None:
