@@ -134,14 +134,6 @@ def _backed_up_in_rounds(period: object, backup_micro_batches: int) -> Broken | 
     return problem, "write period 1, or elastic.backup_micro_batches 0"
 
 
-def _outer_of_rounds(outer: str, period: object) -> Broken | None:
-    if outer == "mean" or period not in {1, "auto"}:
-        return None
-    return f"is how rounds move the weights, and sync.period = {period} has none", (
-        "write outer mean, or a period of more than 1"
-    )
-
-
 def _read_in_rounds(period: Any, every_steps: object) -> Broken | None:
     if period == "auto" or not isinstance(every_steps, int) or every_steps >= period:
         return None
@@ -194,10 +186,5 @@ RULES: tuple[Rule, ...] = (
             _read_in_rounds,
         )
         for reads in ("checkpoint.every_steps", "evaluate.every_steps")
-    ),
-    Rule(
-        ("sync.outer", "sync.period"),
-        "`sync.outer` is mean, unless `sync.period` is more than 1.",
-        _outer_of_rounds,
     ),
 )

@@ -165,7 +165,8 @@ class SyncSection(Section):
     measurement, a change of workers or shares. auto: 1, in this version."""
     outer: Literal["mean", "nesterov"] = "mean"
     """How a round moves the weights. mean: by the weighted mean of what workers have moved theirs.
-    nesterov: by that with momentum 0.9 and a rate of 0.7 (DiLoCo)."""
+    nesterov: by that with momentum 0.9 and a rate of 0.7 (DiLoCo). With a period of 1 there are no
+    rounds, and it is of no effect."""
     warm_steps: Annotated[int, Field(ge=0)] | Auto = "auto"
     """First steps of the run that are exchanged one by one, before rounds begin: what the model
     learns then matters most. auto: a tenth of `steps`, at most 500; 200 where the job is measured

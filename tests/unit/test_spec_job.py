@@ -308,11 +308,6 @@ def deep(levels: int) -> list[object]:
             "write period 5 or less, or have it read after 8 steps or more",
         ),
         (
-            lambda: job(sync={"outer": "nesterov"}),
-            "sync.outer = 'nesterov': is how rounds move the weights, and sync.period = 1 has none",
-            "write outer mean, or a period of more than 1",
-        ),
-        (
             lambda: Job.model_validate(7),
             "job = 7: must be a section",
             None,
