@@ -140,8 +140,6 @@ def test_every_offer_is_taken(tmp_path: Path, offer: str) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("task: raycloud.metrics:Mean\n")
     usual = () if offer.startswith(("steps=", "epochs=")) else ("steps=10",)
-    if offer == "sync.outer=nesterov":
-        usual = (*usual, "sync.period=4")
     if offer == "task=":
         return
     load_job(path, overrides=(*usual, offer))
