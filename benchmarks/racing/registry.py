@@ -15,6 +15,9 @@ from benchmarks.racing.torchft_contestants import Torchft
 if TYPE_CHECKING:
     from benchmarks.racing.contestant import Contestant
 
+# A tenth of the some 200 updates of a race comes before the first round, as `auto` has it.
+ROUNDS = {"codec": "int4", "period": 16, "outer": "nesterov", "warm_steps": 20}
+
 CONTESTANTS: Mapping[str, Contestant] = {
     one.name: one
     for one in (
@@ -22,6 +25,8 @@ CONTESTANTS: Mapping[str, Contestant] = {
         Raycloud("raycloud"),
         Raycloud("raycloud-equal", shares="equal"),
         Raycloud("raycloud-int4", sync={"codec": "int4"}),
+        Raycloud("raycloud-tree", sync={"codec": "int4", "topology": "tree"}),
+        Raycloud("raycloud-rounds", sync=ROUNDS),
         RayTrain("ray-train", elastic=False),
         RayTrain("ray-train-elastic", elastic=True),
         Torchrun("torchrun", hook="none"),
