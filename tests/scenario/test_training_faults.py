@@ -304,10 +304,10 @@ def test_it_sees_what_is_forgotten_in_rounds(
 ) -> None:
     owner, name, instead = FORGOTTEN_IN_ROUNDS[what]
     monkeypatch.setattr(owner, name, instead)
-    breaks = [Blow(at_step=step, kind=Kind.BREAK, point="compute") for step in range(9, 40, 8)]
-    dies = [Blow(at_step=21, kind=Kind.DIE, point="gradients")]
-    scenario = replace(REPLACED, period=4, blows=(*REPLACED.blows, *breaks, *dies))
-    assert any(play(replace(scenario, seed=s), tmp_path / str(s)).wrong for s in (1, 2, 3))
+    breaks = [Blow(at_step=step, kind=Kind.BREAK, point="compute") for step in range(9, 40, 4)]
+    dies = [Blow(at_step=step, kind=Kind.DIE, point="delivered") for step in (9, 17, 25, 33)]
+    scenario = hit(*breaks, *dies, period=4, steps=40)
+    assert any(play(replace(scenario, seed=s), tmp_path / str(s)).wrong for s in range(1, 9))
 
 
 def test_it_sees_a_round_that_a_newcomer_lacks(
