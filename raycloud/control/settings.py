@@ -56,7 +56,7 @@ class ControlSettings:
         keep_s: Where a member fails, the parts of a checkpoint that others write are waited for so
             long, and until it is published.
         most_failed: So many checkpoints in a row that cannot be kept end the run.
-        exact: Gradients travel as they are.
+        exact: Gradients travel as they are, where `sync: auto` would encode them.
         saves: Checkpoints are asked for when they are worth it (see `saving`).
         step: The first step to compute; more than 0 if the run goes on from a checkpoint.
         position: Where the sequence stands before `step`.

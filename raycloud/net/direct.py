@@ -80,6 +80,7 @@ class _Peer:
         self.payload = torch.empty(0, dtype=torch.uint8)
         self.place = self.header  # what is filled
         self.at = 0
+        self.ended = False  # it has closed its end
 
 
 class DirectTransport:
@@ -164,7 +165,7 @@ class DirectTransport:
         if self._broken is not None:
             raise TransportError(f"an exchange with the other members broke: {self._broken}")
         work = DirectWork(operation, self._threads)
-        if self.size == 1:
+        if self.size == 1 or operation.is_empty:
             work.finish()
             return work
         self._asked.append(work)
@@ -214,6 +215,9 @@ class DirectTransport:
             work = self._asked.popleft()
             self._works[work.operation] = work
             self._finish(self._exchange.start(work.operation))
+            for peer in self._peers.values():
+                if peer.ended and self._exchange.awaits(peer.rank):
+                    raise TransportError(f"the connection to rank {peer.rank} was closed")
 
     def _finish(self, over: Iterable[Operation]) -> None:
         for operation in over:
@@ -223,6 +227,8 @@ class DirectTransport:
         octets = octets_of(payload)
         frame = Frame(phase, number, len(octets), zlib.crc32(octets))
         peer = self._peers[rank]
+        if peer.ended:
+            raise TransportError(f"the connection to rank {rank} was closed")
         idle = not peer.outgoing
         peer.outgoing += [
             (memoryview(frame.pack(self._nonce)), None),
@@ -266,11 +272,19 @@ class DirectTransport:
                     f"the connection to rank {peer.rank} broke: {error}"
                 ) from error
             if not got:
-                raise TransportError(f"the connection to rank {peer.rank} was closed")
+                self._end(peer)
+                return
             taken += got
             peer.at += got
             if peer.at == len(peer.place):
                 self._filled(peer)
+
+    def _end(self, peer: _Peer) -> None:
+        """A peer has closed its end: nothing is lost where nothing more is to come from it."""
+        if peer.at or peer.frame is not None or peer.outgoing or self._exchange.awaits(peer.rank):
+            raise TransportError(f"the connection to rank {peer.rank} was closed")
+        peer.ended = True
+        self._selector.unregister(peer.socket)
 
     def _filled(self, peer: _Peer) -> None:
         peer.at = 0

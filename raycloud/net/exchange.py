@@ -30,7 +30,7 @@ FORMAT = 1
 HEADER = struct.Struct(">2sBBIIII")  # name, format, phase, nonce, operation, bytes, CRC-32
 _NAME = b"rf"
 WHOLE_BYTES = 2**13  # a message of at most so many goes whole to all
-_EARLY_BYTES = 2**28  # may wait here for operations that have not been started
+_EARLY_BYTES = 2**31  # may wait here for operations that have not been started
 ALIGNED = 256  # values: parts begin at multiples, so that no block of a codec is cut
 
 
@@ -129,11 +129,18 @@ class Operation:
         lent: Memory of the exchange's that it needs until it is over.
     """
 
+    _values: torch.Tensor
+
     def __init__(self) -> None:
         self.number = 0
         self.lent: list[torch.Tensor] = []
         self.waits_for: dict[tuple[int, Phase], int] = {}
         self.unsent = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """There is nothing to exchange, on any member."""
+        return self._values.numel() == 0
 
     @property
     def is_over(self) -> bool:
@@ -378,6 +385,10 @@ class DirectExchange:
             return []
         self._take(operation, rank, frame.phase, payload)
         return self._if_over(operation)
+
+    def awaits(self, rank: int) -> bool:
+        """Whether a frame is to come from there."""
+        return any(key[0] == rank for one in self._open.values() for key in one.waits_for)
 
     def lend(self, operation: Operation, size: int) -> torch.Tensor:
         """So many bytes, until the operation is over."""

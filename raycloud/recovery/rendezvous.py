@@ -135,6 +135,7 @@ def meet(
             return met.result(_LOOK_UP_S)
         except NotYetError:
             if abandoned():
+                met.add_done_callback(_leave_late)
                 raise Abandoned("the generation was abandoned before all had met") from None
 
 
@@ -145,6 +146,11 @@ def leave(transports: Iterable[Transport]) -> None:
     """
     for transport in transports:
         threading.Thread(target=transport.close, name="leave", daemon=True).start()
+
+
+def _leave_late(met: Future[tuple[Transport, Transport]]) -> None:
+    if met.exception() is None:
+        leave(met.result())
 
 
 def _meet(

@@ -187,7 +187,7 @@ class Replica:
 
     def connect(self, transport: Transport) -> None:
         """Exchange over `transport` from the next step on."""
-        self._transport, self.told = transport, False
+        self._transport, self.told, self.broken = transport, False, None
         self.statistics.forget()
         self.gradients.connect(transport)
 

@@ -41,6 +41,7 @@ class ResidualPart(Stateful):
         self, residual: Residual, buckets: Sequence[Bucket], seat: Callable[[], tuple[int, int]]
     ) -> None:
         self._residual, self._buckets, self._seat = residual, tuple(buckets), seat
+        self._of_updates = False  # of rounds; else of gradients
 
     @classmethod
     def of(
@@ -65,12 +66,13 @@ class ResidualPart(Stateful):
                     hint="resume with the task that the run was started with, or sync.codec none",
                 )
 
-    def load(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:  # noqa: ARG002 - it has none
+    def load(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
         """See `Stateful.load`."""
         if not tensors:  # another member's state
             return
         by_number = {int(name.rpartition("/")[2]): tensor for name, tensor in tensors.items()}
         self._residual.clear()
+        self._of_updates = bool(values.get("of_updates", False))
         rank, size = self._seat()
         if sorted(by_number) == list(range(size)):
             self._keep(by_number[rank])
@@ -80,6 +82,16 @@ class ResidualPart(Stateful):
     def begin(self) -> None:
         """See `Stateful.begin`: a checkpoint of a run without a codec."""
         self._residual.clear()
+
+    def encode(self, *, of_updates: bool) -> None:
+        """What is encoded next is of such a kind: what is kept of the other kind is left behind."""
+        if of_updates != self._of_updates:
+            self._of_updates = of_updates
+            self._residual.clear()
+
+    def values(self) -> dict[str, Any]:
+        """See `Stateful.values`."""
+        return {"of_updates": self._of_updates}
 
     @property
     def norm(self) -> float:

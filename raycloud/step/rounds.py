@@ -309,7 +309,10 @@ def average_moments(rounds: Rounds, trains: ModelState, lane: Lane, *, has: bool
     # In fp64: counts of steps, where all have made as many, stay what they are.
     sums = lane.sum([float(own[n]) * counts if n in own else 0.0 for n in single])
     sent_bytes = 0
-    means = {n: torch.tensor(s / wholes[n]) for n, s in zip(single, sums, strict=True)}
+    means = {
+        n: torch.tensor(s / wholes[n], dtype=torch.float64)
+        for n, s in zip(single, sums, strict=True)
+    }
     for dtype in sorted({one.dtype for one in listed.values()}, key=str):
         some = {n: t for n, t in listed.items() if t.dtype is dtype and n not in means}
         wide = torch.float32 if dtype.itemsize < torch.float32.itemsize else dtype
@@ -328,7 +331,7 @@ def average_moments(rounds: Rounds, trains: ModelState, lane: Lane, *, has: bool
         means |= dict(zip(some, flat.split([one.numel() for one in some.values()]), strict=True))
     if has:
         trains.put_moments({n: means[n].to(t.dtype).view(t.shape) for n, t in listed.items()})
-    rounds.unlike = False
+        rounds.unlike = False
     return sent_bytes
 
 

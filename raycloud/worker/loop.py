@@ -310,6 +310,8 @@ class Loop:
         """Compute and send this member's part of the step; returns it, and what the lane says."""
         replica, collate = self._context.replica, self._context.collate
         kept, self._begun = replica.kept, work.span
+        if replica.residual is not None:
+            replica.residual.encode(of_updates=False)
         self._send_lane(*work.told(kept))
         pace = replica.pace
         pace.begin(work.micro_batches if replica.foreseeable else 0)
@@ -342,8 +344,8 @@ class Loop:
         whole = self.span(self.step, self.position)
         if not isinstance(whole, Round):
             raise InternalError(f"a round was to begin with step {self.step}, after the last")
-        if self.step == self._ends.warm_steps and replica.residual is not None:
-            replica.residual.forget()  # it is of gradients, and rounds encode updates
+        if replica.residual is not None:
+            replica.residual.encode(of_updates=True)
         self._begun, pace, late, norm = whole, replica.pace, False, float("nan")
         begin_round(replica, whole)
         made: list[StepWork] = []

@@ -34,6 +34,7 @@ from raycloud.worker.loop import Loop
 if TYPE_CHECKING:
     from raycloud.checkpoint import Manifest
     from raycloud.net.transport import Transport
+    from raycloud.order import StepSpan
     from raycloud.recovery.rendezvous import Meeting
     from raycloud.recovery.restore import Restore
     from raycloud.step.feed import Adopted, Held
@@ -264,7 +265,7 @@ class Transition:
         suspects = [k for k in named if k < len(every)]
         for k in suspects:
             keepers[k] = 0
-        adopted = adopt(keepers, meeting.shares)
+        adopted = _dealt(span, keepers, meeting.shares)
         if suspects and meeting.rank not in point.followers:
             some = [every[k] for k in suspects]
             leave_out(context.replica, point.step, some, context.collate, tells=meeting.rank == 0)
@@ -283,6 +284,16 @@ class Transition:
             following=meeting.following,
             keys=meeting.keys,
         )
+
+
+def _dealt(span: StepSpan | Round, keepers: Sequence[int], shares: Sequence[int]) -> Adopted:
+    """What each rank computes of what nobody has, step by step: of each its share."""
+    found: list[list[int]] = [[] for _ in shares]
+    for one in span.spans:
+        stop = one.first + len(one.micro_batches)
+        for rank, some in enumerate(adopt(keepers[one.first : stop], shares)):
+            found[rank] += [one.first + k for k in some]
+    return tuple(map(tuple, found))
 
 
 def agreed(own: Held, lane: Lane) -> Held:

@@ -143,6 +143,8 @@ class Worker:
         """
         if self._ready is None:
             raise InternalError(f"member {config.member} was to take over what is not built")
+        if self._replica.residual is not None:  # the others may have committed with it
+            self._replica.residual.forget()
         torch.set_num_threads(config.job.resources.worker.cpus)  # it is another thread
         self._config, self._report = config, report
         saver = self._saver(member=config.member, report=report)

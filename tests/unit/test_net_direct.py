@@ -70,6 +70,28 @@ def test_broadcast() -> None:
     assert all(bool((one == 1.0).all()) for one in told)
 
 
+def test_nothing_is_exchanged_of_an_empty_tensor() -> None:
+    with direct_members(2) as members:
+        wait([member.all_reduce(torch.ones(0)) for member in members])
+        wait([member.broadcast(torch.ones(0), 0) for member in members])
+        rows = [torch.ones(3) for _ in members]
+        wait([member.all_reduce(row) for member, row in zip(members, rows, strict=True)])
+    assert all(bool((row == 2.0).all()) for row in rows)
+
+
+def test_the_end_of_who_has_sent_all_disturbs_nobody() -> None:
+    """Two go on to another generation as soon as they are done; the third may not be yet."""
+    with direct_members(3) as members:
+        rows = [torch.ones(600_000) for _ in members]
+        works = [member.all_reduce(row) for member, row in zip(members, rows, strict=True)]
+        wait(works[:1])
+        members[0].close()
+        wait(works[1:])
+        assert all(bool((row == 3.0).all()) for row in rows)
+        with pytest.raises(TransportError, match="was closed"):
+            members[1].all_reduce(torch.ones(3)).wait(SOON_S)
+
+
 def test_who_dies_breaks_the_exchange_of_all_others() -> None:
     with direct_members(3) as members:
         waits = [members[r].all_reduce(torch.ones(50_000)) for r in (0, 2)]

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from raycloud.errors import TransportError
+from raycloud.net import exchange
 from raycloud.net.exchange import (
     Broadcast,
     DirectExchange,
@@ -146,7 +147,7 @@ def test_memory_is_used_again() -> None:
         (Frame(Phase.PART, 0, 2**31, 0), "not expected"),
         (Frame(Phase.PART, 0, 12, 0), "not expected"),
         (Frame(Phase.WHOLE, 0, 8, 0), "not expected"),
-        (Frame(Phase.SUM, 1, 2**30, 0), "not expected"),
+        (Frame(Phase.SUM, 1, 2**31 + 1, 0), "not expected"),
     ],
     ids=["too long", "of another length", "of another kind", "early and huge"],
 )
@@ -167,11 +168,12 @@ def test_a_damaged_frame_is_refused() -> None:
         member.receive(1, frame, member.expect(1, frame).zero_())
 
 
-def test_early_frames_are_bounded() -> None:
+def test_early_frames_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "_EARLY_BYTES", 2**18)
     member = DirectExchange(0, 2, lambda *_: None)
 
     def take(number: int) -> None:
-        frame = Frame(Phase.WHOLE, number, 2**26, 0)
+        frame = Frame(Phase.WHOLE, number, 2**16, 0)
         payload = member.expect(1, frame)
         member.receive(1, frame._replace(check=zlib.crc32(payload.numpy())), payload)
 

@@ -184,7 +184,7 @@ PEERS = {"of the own zone": 2, "of another": 1}
         ("of the own zone", Frame(Phase.PART, 0, 12, 0)),
         ("of the own zone", Frame(Phase.WHOLE, 0, 8, 0)),
         ("of another", Frame(Phase.PART, 0, 4 * 512, 0)),  # as it is inside a zone
-        ("of another", Frame(Phase.SUM, 1, 2**30, 0)),
+        ("of another", Frame(Phase.SUM, 1, 2**31 + 1, 0)),
         ("of another", Frame(Phase.WHOLE, 0, 8, 0)),
     ],
 )

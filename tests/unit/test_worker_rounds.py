@@ -12,8 +12,11 @@ import pytest
 from raycloud.commands import Halt, Save
 from raycloud.errors import TaskError
 from raycloud.events import ChangeApplied, EvaluationPart, PartWritten, StepsCommitted
+from raycloud.order import Position, Steps, round_at
+from raycloud.recovery.quorum import NOBODY
 from raycloud.spec import Job
 from raycloud.worker.context import round_ends
+from raycloud.worker.transition import _dealt
 from tests.lockstep import NetTask, difference, job
 from tests.rounds import RoundFleet
 from tests.unit.test_worker_loop import STEPS, Alone, Growing
@@ -119,3 +122,12 @@ def test_an_optimizer_with_averages_of_its_own_is_refused(tmp_path: Path) -> Non
 
     with pytest.raises(TaskError, match="AdamW keeps averages of the parameters itself"):
         Alone(tmp_path, in_rounds(), Averaging())
+
+
+def test_what_nobody_has_of_a_round_is_dealt_step_by_step() -> None:
+    """Each survivor makes each step: it is no step of a single one, with all of its batch."""
+    whole = round_at(Steps(samples=64, global_batch=16, micro_batch=2), 0, Position(), 3)
+    first = [0, 0, 0, 1, 1, 1, NOBODY, NOBODY]
+    dealt = _dealt(whole, [*first, *[NOBODY] * 16], (5, 3))
+    assert dealt[0] == (6, 8, 9, 10, 11, 12, 16, 17, 18, 19, 20)
+    assert dealt[1] == (7, 13, 14, 15, 21, 22, 23)
