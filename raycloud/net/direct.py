@@ -247,9 +247,7 @@ class DirectTransport:
             except BlockingIOError:
                 return
             except OSError as error:
-                raise TransportError(
-                    f"the connection to rank {peer.rank} broke: {error}"
-                ) from error
+                raise _broke(peer, error) from error
             while peer.outgoing and left >= len(peer.outgoing[0][0]):
                 part, number = peer.outgoing.popleft()
                 left -= len(part)
@@ -268,9 +266,7 @@ class DirectTransport:
             except BlockingIOError:
                 return
             except OSError as error:
-                raise TransportError(
-                    f"the connection to rank {peer.rank} broke: {error}"
-                ) from error
+                raise _broke(peer, error) from error
             if not got:
                 self._end(peer)
                 return
