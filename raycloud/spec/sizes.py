@@ -73,13 +73,13 @@ def report_s(members: int) -> float:
 
 
 # Of an fp32 value: int8 has a scale and an offset for 256 values, int4 one for 128.
-_CODED = {"none": 1.0, "bf16": 1 / 2, "int8": 264 / 1024, "int4": 68 / 512}
+_CODED = {"none": 1.0, "bf16": 1 / 2, "int8": 264 / 1024, "int4": 20 / 128}
 
 
 def coded_bytes(payload_bytes: int, codec: str) -> int:
     """Bytes of so much fp32 gradient on its way through a codec.
 
     >>> coded_bytes(1024, "int4"), coded_bytes(1024, "bf16")
-    (136, 512)
+    (160, 512)
     """
     return math.ceil(payload_bytes * _CODED[codec])

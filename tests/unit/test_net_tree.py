@@ -243,7 +243,7 @@ def across(members: list[TreeTransport], names: str) -> dict[str, int]:
 
 @pytest.mark.parametrize("names", [TWO_AND_TWO, "aabb", THREE_AND_ONE])
 def test_few_bytes_cross_between_zones_whatever_the_order(names: str) -> None:
-    """At int4 11 times fewer than in the best flat ring, 22 than in one that alternates."""
+    """At int4 9.5 times fewer than in the best flat ring, 19 than in one that alternates."""
     count = 1_000_000
     rows, flags = values_of(4, count), [torch.ones(60) for _ in range(4)]
     totals = [torch.empty(count) for _ in range(4)]
@@ -256,8 +256,8 @@ def test_few_bytes_cross_between_zones_whatever_the_order(names: str) -> None:
         sent = [member.bytes_sent for member in members]
         told = [m.reduce_bytes(count, CODECS["int4"]) + m.all_reduce_bytes(240) for m in members]
     best, alternating = flat_ring_bytes("aabb", count), flat_ring_bytes(TWO_AND_TWO, count)
-    assert max(crossed.values()) * 11 <= best
-    assert max(crossed.values()) * 22 <= alternating
+    assert max(crossed.values()) * 9.5 <= best
+    assert max(crossed.values()) * 19 <= alternating
     assert all(0 <= own - payload <= 24 * 20 for own, payload in zip(sent, told, strict=True))
     far = [tree_reduction_bytes(count, rank, zones, CODECS["int4"])[1] for rank in range(4)]
     assert 0 <= sum(crossed.values()) - sum(far) <= 10_000  # headers, and the flags
