@@ -241,15 +241,17 @@ def _in_short(row: Mapping[str, Any]) -> str:
     return "; ".join(parts) + (f"; failed: {row['failed']}" if row["failed"] else "")
 
 
-def _settings(*, quick: bool) -> Settings:
-    """Learning rate and target as benchmarks.racing.reference found them, if it has been run."""
+def _settings(target: float | None, *, quick: bool) -> Settings:
+    """Learning rate as benchmarks.racing.reference found it, if it has been run; and the target."""
     if quick:
         return Settings.quick()
     if not REFERENCE.exists():
         print(f"no {REFERENCE}: no target; run benchmarks.racing.reference", file=sys.stderr)
         return Settings(learning_rate=LEARNING_RATE)
     found = json.loads(REFERENCE.read_text())
-    return Settings(learning_rate=found["learning_rate"], target_loss=found["target_loss"])
+    return Settings(
+        learning_rate=found["learning_rate"], target_loss=target or found["target_loss"]
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -290,6 +292,7 @@ def _parse(arguments: Sequence[str] | None) -> Asked:
     )
     parser.add_argument("--json", type=Path, help="file for the rows; quick: none is kept without")
     parser.add_argument("--quick", action="store_true", help="does it work? tiny, and no target")
+    parser.add_argument("--target", type=float, help="held-out loss in place of the reference's")
     parser.add_argument("--again", action="store_true", help="run also what has a row already")
     parser.add_argument("--keep", type=Path, help="directory for the runs' logs and journals")
     parser.add_argument(
@@ -313,7 +316,7 @@ def _parse(arguments: Sequence[str] | None) -> Asked:
         contestants=names,
         first=asked.first,
         repeats=asked.repeats,
-        settings=_settings(quick=asked.quick),
+        settings=_settings(asked.target, quick=asked.quick),
         learning_rates=dict(asked.learning_rate),
         machine=describe(os.sched_getaffinity(0)),
         json=asked.json,

@@ -1,13 +1,15 @@
 """Does it train? What rounds and codecs cost in held-out loss, at equal samples.
 
     python -m benchmarks.sync_grid       # the whole grid; what is in the file is not done again
-    python -m benchmarks.sync_grid --model testbed --points 4,int4,nesterov,0.1 1,none,mean,0
+    python -m benchmarks.sync_grid --model testbed --points 8,int4,nesterov,0.8,0.1 1,none,mean,0,0
+    python -m benchmarks.sync_grid --model images --data DIRECTORY --points 1,int4,mean,0,0
 
-Four members are simulated in one process. Each takes its quarter of every global batch, and they
-exchange what a run of so many members would: at a period of 1 their gradients, else once a round
-how far each has come. With a codec that goes as the direct exchange has it: each member encodes
-what it sends, the owner of a chunk sums in fp32 and encodes the sum once, and what either encoding
-lost is kept and added next time (error feedback).
+Four members of each point are simulated, all in one process; points of one model train side by side
+as one batch of models, on a GPU where there is one. Each member takes its quarter of every global
+batch, and they exchange what a run of so many members would: at a period of 1 their gradients, else
+once a round how far each has come. With a codec that goes as the direct exchange has it: each
+member encodes what it sends, the owner of a chunk sums in fp32 and encodes the sum once, and what
+either encoding lost is kept and added next time (error feedback).
 
 No time is measured here; a busy machine changes nothing.
 """
@@ -18,47 +20,203 @@ import argparse
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.workload import CLIP_NORM, Stream, Transformer, load_held_out, load_text, loss_of
-from raycloud.sync.codecs import CODECS, Codec
+from raycloud.step.rounds import OUTER_MOMENTUM, OUTER_RATE
+from raycloud.sync.codecs import CODECS, Codec, Int4, Int8
 
 MEMBERS = 4
-OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9  # of Nesterov's outer step
 MEASURED = 4  # times, evenly, the last one at the end
-HELD_OUT = 512  # samples
-WARM_UP, LOWEST = 0.05, 0.1  # of the inner rate: a part of all updates, and of its peak at the end
+HELD_OUT = 512  # samples of text
+LOWEST = 0.1  # of the peak of AdamW's rate, at the end
+BLOCK = 256  # a whole number of every codec's blocks
 RESULTS = Path(__file__).parent / "results" / "sync_grid.json"
+
+Batches = Callable[[int], tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A model and how long it is trained.
+    """A model, its data, and how long it is trained.
 
     Attributes:
-        width: Of the model; its depth is the workload's.
-        rate: AdamW's, at its peak.
+        build: Its loss: a module whose inputs are a batch.
+        data: Of a seed: what gives the batch of an update; and the held-out batches.
+        optimizer: Over all parameters as one.
+        rate: Of the optimizer at an update.
         batch: Samples of an update, of all members.
         updates: How many.
+        clip: The largest norm of a gradient.
+        decay: What part of each matrix is added to its gradient.
     """
 
-    width: int
-    rate: float
+    build: Callable[[], nn.Module]
+    data: Callable[[int], tuple[Batches, Sequence[tuple[Tensor, ...]]]]
+    optimizer: Callable[[nn.Parameter], torch.optim.Optimizer]
+    rate: Callable[[int], float]
     batch: int
     updates: int
+    clip: float
+    decay: float = 0.0
 
 
-SETTINGS = {
-    "small": Setting(width=66, rate=3e-3, batch=32, updates=800),  # 254,000 parameters
-    "testbed": Setting(width=192, rate=1e-3, batch=32, updates=1000),  # 1.9 million
-}
+class TextLoss(nn.Module):
+    """The workload's model at another width, and its loss."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.model = Transformer(width=width)
+
+    def forward(self, text: Tensor) -> Tensor:
+        """Nats per byte of (rows, length + 1)."""
+        return loss_of(self.model, text)
+
+
+def text_data(seed: int, batch: int) -> tuple[Batches, Sequence[tuple[Tensor, ...]]]:
+    """The workload's samples, in the order of a seed."""
+    stream = Stream(load_text(), seed=seed)
+    held_out = load_held_out(HELD_OUT).split(64)
+    return lambda update: (stream.batch(update * batch, batch),), [(part,) for part in held_out]
+
+
+class ImageLoss(nn.Module):
+    """The ResNet of `jobs/cifar.py` and its loss; batches are normalised by their own statistics.
+
+    Where the model is evaluated, too: running averages are not what an exchange carries.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        from jobs.cifar import ResNet  # noqa: PLC0415 - only where images are trained on
+
+        self.model = ResNet(width=32, depth=1, classes=10)
+        for module in self.model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.track_running_stats = False
+                module.running_mean = module.running_var = module.num_batches_tracked = None
+            if isinstance(module, nn.ReLU):
+                module.inplace = False
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Mean cross-entropy, without smoothing."""
+        return nn.functional.cross_entropy(self.model(images), labels)
+
+
+class Images:
+    """CIFAR-10 from Parquet files, decoded once.
+
+    Args:
+        directory: Of files with `train` or `test` in their names.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._of = {part: self._load(directory, part) for part in ("train", "test")}
+
+    @staticmethod
+    def _load(directory: Path, part: str) -> tuple[npt.NDArray[np.uint8], Tensor]:
+        import pyarrow.parquet as pq  # noqa: PLC0415 - only where images are trained on
+
+        from raycloud.data.images import decode  # noqa: PLC0415 - likewise
+
+        tables = [pq.read_table(path) for path in sorted(directory.glob(f"*{part}*.parquet"))]
+        images = [decode(table["image"].to_pylist(), size=(32, 32)) for table in tables]
+        labels = [table["label"].to_numpy() for table in tables]
+        return np.concatenate(images), torch.from_numpy(np.concatenate(labels)).long()
+
+    def data(self, seed: int, batch: int) -> tuple[Batches, Sequence[tuple[Tensor, ...]]]:
+        """Shuffled once an epoch, moved and mirrored; as `Setting.data`."""
+        from jobs.cifar import shifted  # noqa: PLC0415 - likewise
+
+        images, labels = self._of["train"]
+        an_epoch = len(labels) // batch
+
+        def batch_of(update: int) -> tuple[Tensor, ...]:
+            epoch, step = divmod(update, an_epoch)
+            order = np.random.default_rng((seed, epoch)).permutation(len(labels))
+            ids = order[step * batch : (step + 1) * batch]
+            moved = shifted(images[ids], np.random.default_rng((seed, epoch, step)))
+            return torch.from_numpy(moved), labels[torch.from_numpy(ids)]
+
+        tested, right = self._of["test"]
+        parts = zip(torch.from_numpy(tested).split(1000), right.split(1000), strict=True)
+        return batch_of, list(parts)
+
+
+def adamw(whole: nn.Parameter) -> torch.optim.Optimizer:
+    """What the workload trains with; its weight decay is its own."""
+    return torch.optim.AdamW([whole], betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+
+
+def sgd(whole: nn.Parameter) -> torch.optim.Optimizer:
+    """What `jobs/cifar.py` trains with."""
+    return torch.optim.SGD([whole], momentum=0.9, nesterov=True)
+
+
+def cosine(peak: float, updates: int, warm_up: float = 0.05) -> Callable[[int], float]:
+    """A rate that goes up linearly, then down by a cosine."""
+
+    def rate(update: int) -> float:
+        warm = warm_up * updates
+        if update < warm:
+            return peak * (update + 1) / warm
+        done = (update - warm) / (updates - warm)
+        return peak * (LOWEST + (1 - LOWEST) * 0.5 * (1 + math.cos(math.pi * done)))
+
+    return rate
+
+
+def triangle(peak: float, updates: int, warm_up: float = 0.2) -> Callable[[int], float]:
+    """A rate that goes up and down in straight lines."""
+
+    def rate(update: int) -> float:
+        done = (update + 1) / (updates + 1)
+        return peak * min(done / warm_up, (1 - done) / (1 - warm_up))
+
+    return rate
+
+
+def text_setting(width: int, peak: float, updates: int) -> Setting:
+    """Bytes of text, 32 samples an update."""
+    return Setting(
+        build=lambda: TextLoss(width),
+        data=lambda seed: text_data(seed, 32),
+        optimizer=adamw,
+        rate=cosine(peak, updates),
+        batch=32,
+        updates=updates,
+        clip=CLIP_NORM,
+    )
+
+
+def settings(images: Path | None) -> dict[str, Setting]:
+    """By name: 254,000 and 1.9 million parameters of text, and 310,000 of images where they are."""
+    found = {"small": text_setting(66, 3e-3, 800), "testbed": text_setting(192, 1e-3, 1000)}
+    if images:
+        read = Images(images)
+        found["images"] = Setting(
+            build=ImageLoss,
+            data=lambda seed: read.data(seed, 128),
+            optimizer=sgd,
+            rate=triangle(0.4, 1500),
+            batch=128,
+            updates=1500,
+            clip=5.0,
+            decay=5e-4,
+        )
+    return found
 
 
 @dataclass(frozen=True, order=True)
@@ -66,10 +224,11 @@ class Point:
     """What is tried.
 
     Attributes:
-        model: A key of `SETTINGS`.
+        model: A key of `settings`.
         period: Updates between two exchanges.
         codec: A key of `CODECS`.
         outer: `mean` or `nesterov`: what is made of the members' mean progress in a round.
+        momentum: Of the latter.
         warm: The part of all updates that come first with a period of 1.
         seed: Of weights and order.
     """
@@ -78,194 +237,259 @@ class Point:
     period: int
     codec: str
     outer: str
+    momentum: float
     warm: float
     seed: int
 
 
 def grid(seeds: Sequence[int]) -> Iterator[Point]:
     """All points of the small model; with a period of 1 neither outer step nor warm start exist."""
-    for seed, codec in product(seeds, ("none", "int4")):
-        yield Point("small", 1, codec, "mean", 0.0, seed)
+    for seed, codec in product(seeds, CODECS):
+        yield Point("small", 1, codec, "mean", 0.0, 0.0, seed)
     for period, codec, outer, warm, seed in product(
         (4, 8, 16, 32), ("none", "int4"), ("mean", "nesterov"), (0.1, 0.0), seeds
     ):
-        yield Point("small", period, codec, outer, warm, seed)
+        momentum = OUTER_MOMENTUM if outer == "nesterov" else 0.0
+        yield Point("small", period, codec, outer, momentum, warm, seed)
+
+
+def round_trip(codec: Codec, values: Tensor) -> Tensor:
+    """What `values` are after encoding and decoding, on their device."""
+    if codec.name == "none":
+        return values
+    if codec.name == "bf16":
+        return values.bfloat16().float()
+    flat = values.reshape(-1)
+    if flat.is_cuda:
+        assert isinstance(codec, Int4 | Int8)  # noqa: S101 - the codecs that have operators
+        codes = codec.encode_by_operators(flat)
+        return codec.decode_by_operators(codes, len(flat)).view(values.shape)
+    codes, decoded = torch.empty(codec.bound(len(flat)), dtype=torch.uint8), torch.zeros_like(flat)
+    codec.encode(flat, codes)
+    codec.add(codes, decoded)
+    return decoded.view(values.shape)
+
+
+@dataclass
+class Signals:
+    """What tells how well an exchange fares, summed over exchanges of a point.
+
+    Attributes:
+        cosine: Between what a member sends and its own; the mean over members.
+        consensus: The square of the mean's length, over the mean square of the members'.
+        count: Exchanges.
+    """
+
+    cosine: float = 0.0
+    consensus: float = 0.0
+    count: int = 0
+
+    def see(self, cosine: float, consensus: float) -> None:
+        """One exchange."""
+        self.cosine += cosine
+        self.consensus += consensus
+        self.count += 1
+
+    def means(self) -> dict[str, float]:
+        """Of one exchange."""
+        count = max(self.count, 1)
+        return {"cosine": self.cosine / count, "consensus": self.consensus / count}
 
 
 class Exchange:
-    """The weighted sum over members, through a codec, with error feedback.
+    """The mean over the members of many points, through a codec, with error feedback.
 
     Args:
         codec: Of both ways.
-        size: Values of one member.
+        shape: Points, members, values; of these a whole number of blocks for each owner.
+        device: Where they are.
     """
 
-    def __init__(self, codec: Codec, size: int) -> None:
+    def __init__(self, codec: Codec, shape: tuple[int, int, int], device: torch.device) -> None:
+        self.signals = [Signals() for _ in range(shape[0])]
         self._codec = codec
-        self._residuals = torch.zeros(MEMBERS, size)
-        edges = [size * i // MEMBERS for i in range(MEMBERS + 1)]
-        self._chunks = [slice(a, b) for a, b in pairwise(edges)]
+        kept = shape if codec.name != "none" else (shape[0], 1, 1)
+        self._residuals = torch.zeros(kept, device=device)
 
-    def mean(self, rows: Tensor) -> Tensor:
-        """What every member has after the exchange of `rows`, shape (MEMBERS, size)."""
-        if self._codec.name == "none":
-            return rows.mean(0)
-        sums = torch.zeros(rows.shape[1])
-        self._residuals += rows / MEMBERS
-        for owner, chunk in enumerate(self._chunks):
-            total = torch.zeros(chunk.stop - chunk.start)
-            codes = torch.empty(self._codec.bound(len(total)), dtype=torch.uint8)
-            for residual in self._residuals[:, chunk]:
-                self._codec.encode(residual, codes)
-                self._codec.add(codes, total)
-                self._codec.subtract(codes, residual)
-            self._codec.encode(total, codes)
-            self._codec.add(codes, sums[chunk])
-            self._codec.subtract(codes, total)
-            self._residuals[owner, chunk] += total
-        return sums
+    def mean(self, rows: Tensor, which: Tensor) -> Tensor:
+        """Of `rows`, shape (points, MEMBERS, values), of the points numbered; (points, values)."""
+        mean = rows.mean(1)
+        consensus = mean.square().sum(-1) / rows.square().sum(-1).mean(-1).clamp_min(1e-30)
+        cosines = torch.ones(len(which))
+        if self._codec.name != "none":
+            own = self._residuals[which] + rows / MEMBERS
+            sent = round_trip(self._codec, own)
+            cosines = nn.functional.cosine_similarity(sent, rows, dim=-1).mean(1)
+            own -= sent
+            total = sent.sum(1)
+            mean = round_trip(self._codec, total)
+            lost = (total - mean).view(len(which), MEMBERS, -1)
+            for owner in range(MEMBERS):
+                own.view(len(which), MEMBERS, MEMBERS, -1)[:, owner, owner] += lost[:, owner]
+            self._residuals[which] = own
+        for at, one, other in zip(
+            which.tolist(), cosines.tolist(), consensus.tolist(), strict=True
+        ):
+            self.signals[at].see(one, other)
+        return mean
 
-    @property
-    def residual_norm(self) -> float:
-        """Of the sum of what members keep back."""
-        return float(self._residuals.sum(0).norm())
-
-
-class Member:
-    """A replica whose parameters are one vector, with AdamW."""
-
-    def __init__(self, setting: Setting, seed: int) -> None:
-        torch.manual_seed(seed)
-        self.model = Transformer(width=setting.width)
-        self.parameters = list(self.model.parameters())
-        self.flat = nn.utils.parameters_to_vector(self.parameters).detach()
-        self.grad = torch.zeros_like(self.flat)
-        nn.utils.vector_to_parameters(self.flat, self.parameters)
-        begin = 0
-        for parameter in self.parameters:
-            end = begin + parameter.numel()
-            parameter.data = self.flat[begin:end].view(parameter.shape)
-            parameter.grad = self.grad[begin:end].view(parameter.shape)
-            begin = end
-        whole = nn.Parameter(self.flat)  # the same memory: one tensor to update
-        whole.grad = self.grad
-        self.optimizer = torch.optim.AdamW(
-            [whole], lr=setting.rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True
-        )
-
-    def backward(self, batch: Tensor) -> None:
-        """Fill `grad` with the gradient of the mean loss."""
-        self.grad.zero_()
-        loss_of(self.model, batch).backward()
-
-    def update(self, rate: float) -> None:
-        """Step by `grad`, clipped."""
-        self.grad.mul_(min(1.0, CLIP_NORM / (float(self.grad.norm()) + 1e-6)))
-        self.optimizer.param_groups[0]["lr"] = rate
-        self.optimizer.step()
+    def residual_norm(self, point: int) -> float:
+        """Of the sum of what its members keep back."""
+        return float(self._residuals[point].sum(0).norm())
 
 
-def rate_at(update: int, setting: Setting) -> float:
-    """The inner rate: up linearly, then down by a cosine."""
-    warm = WARM_UP * setting.updates
-    if update < warm:
-        return setting.rate * (update + 1) / warm
-    done = (update - warm) / (setting.updates - warm)
-    return setting.rate * (LOWEST + (1 - LOWEST) * 0.5 * (1 + math.cos(math.pi * done)))
+class Side:
+    """Points of one setting and codec that train side by side: replicas are rows of one tensor.
 
-
-@torch.no_grad()
-def held_out_loss(model: nn.Module, held_out: Tensor) -> float:
-    """Nats per byte."""
-    losses = [float(loss_of(model, part)) for part in held_out.split(64)]
-    return sum(losses) / len(losses)
-
-
-def train(point: Point) -> dict[str, Any]:
-    """Train by one point.
-
-    Returns:
-        The point, the held-out losses by update, and the norm of what error feedback held at last.
+    Args:
+        setting: Of them all.
+        points: What is tried.
+        device: Where they train.
     """
-    setting, codec = SETTINGS[point.model], CODECS[point.codec]
-    stream, held_out = Stream(load_text(), seed=point.seed), load_held_out(HELD_OUT)
-    members = [Member(setting, point.seed)]
-    size = members[0].flat.numel()
-    gradients, progress = Exchange(codec, size), Exchange(codec, size)
-    momentum = torch.zeros(size)
-    warm = round(point.warm * setting.updates)
-    anchor = torch.zeros(0)
-    losses: dict[int, float] = {}
-    for update in range(setting.updates):
-        batch, rate = stream.batch(update * setting.batch, setting.batch), rate_at(update, setting)
-        if point.period == 1 or update < warm:  # replicas are the same: one stands for all
-            one = members[0]
-            if codec.name == "none":
-                one.backward(batch)
-            else:
-                rows = []
-                for part in batch.chunk(MEMBERS):
-                    one.backward(part)
-                    rows.append(one.grad.clone())
-                one.grad.copy_(gradients.mean(torch.stack(rows)))
-            one.update(rate)
-        else:
-            if len(members) == 1:
-                members += [copy_of(members[0], setting) for _ in range(MEMBERS - 1)]
-                anchor = members[0].flat.clone()
-            for member, part in zip(members, batch.chunk(MEMBERS), strict=True):
-                member.backward(part)
-                member.update(rate)
-            in_round = (update + 1 - warm) % point.period
-            if in_round == 0 or update + 1 == setting.updates:
-                delta = progress.mean(torch.stack([anchor - member.flat for member in members]))
-                if point.outer == "nesterov":
-                    momentum.mul_(OUTER_MOMENTUM).add_(delta)
-                    delta = OUTER_RATE * (delta + OUTER_MOMENTUM * momentum)
-                anchor -= delta
-                for member in members:
-                    member.flat.copy_(anchor)
-        if (update + 1) % (setting.updates // MEASURED) == 0:
-            losses[update + 1] = loss_of_mean(members, held_out)
-    kept = gradients.residual_norm, progress.residual_norm
-    return {**asdict(point), "losses": losses, "residual_norms": kept}
 
+    def __init__(self, setting: Setting, points: Sequence[Point], device: torch.device) -> None:
+        self._setting, self._points, self._device = setting, points, device
+        self._seeds = sorted({point.seed for point in points})
+        data = [setting.data(seed) for seed in self._seeds]
+        self._batches = [batches for batches, _ in data]
+        self._held_out = data[0][1]
+        inits = []
+        for seed in self._seeds:
+            torch.manual_seed(seed)
+            module = setting.build().to(device)
+            inits.append(torch.cat([p.detach().reshape(-1) for p in module.parameters()]))
+        shapes = {name: p.shape for name, p in module.named_parameters()}
+        sizes = [shape.numel() for shape in shapes.values()]
+        padding = -sum(sizes) % (MEMBERS * BLOCK)
 
-def loss_of_mean(members: Sequence[Member], held_out: Tensor) -> float:
-    """The held-out loss of the members' mean."""
-    with torch.no_grad():
-        mean = torch.stack([member.flat for member in members]).mean(0)
-        own = members[0].flat.clone()
-        members[0].flat.copy_(mean)
-        found = held_out_loss(members[0].model, held_out)
-        members[0].flat.copy_(own)
-    return found
+        def loss(flat: Tensor, *batch: Tensor) -> Tensor:
+            parts = flat.split([*sizes, padding])
+            named = {n: part.view(s) for (n, s), part in zip(shapes.items(), parts, strict=False)}
+            with sdpa_kernel(SDPBackend.MATH):  # the one that can be batched over models
+                out: Tensor = functional_call(module, named, batch)
+            return out
 
+        self._loss = vmap(loss, in_dims=(0, *[None] * len(self._held_out[0])))
+        self._gradient = vmap(grad(loss))
+        self._seed_of = torch.tensor([self._seeds.index(p.seed) for p in points], device=device)
+        start = nn.functional.pad(torch.stack(inits), (0, padding))[self._seed_of]
+        self._whole = nn.Parameter(start.repeat_interleave(MEMBERS, 0))
+        self._rows = self._whole.data.view(len(points), MEMBERS, -1)  # the same memory
+        self._optimizer = setting.optimizer(self._whole)
+        decays = [torch.full((s.numel(),), float(len(s) > 1)) for s in shapes.values()]
+        self._decays = setting.decay * torch.cat([*decays, torch.zeros(padding)]).to(device)
+        codec, shape = CODECS[points[0].codec], (len(points), MEMBERS, start.shape[1])
+        self._gradients, self._progress = (Exchange(codec, shape, device) for _ in range(2))
+        self._anchors, self._momenta = start.clone(), torch.zeros_like(start)
+        self._warm = [round(point.warm * setting.updates) for point in points]
 
-def copy_of(member: Member, setting: Setting) -> Member:
-    """Another replica in the same state."""
-    other = Member(setting, 0)
-    other.flat.copy_(member.flat)
-    other.optimizer.load_state_dict(member.optimizer.state_dict())
-    state = member.optimizer.state_dict()["state"]
-    copied = {k: {n: v.clone() for n, v in entry.items()} for k, entry in state.items()}
-    other.optimizer.load_state_dict({**member.optimizer.state_dict(), "state": copied})
-    return other
+    def train(self) -> list[dict[str, Any]]:
+        """All of them, to the end.
+
+        Returns:
+            Of each the point, held-out losses by update, what the exchanges signalled, and the
+            norms of what error feedback held at last.
+        """
+        every = self._setting.updates // MEASURED
+        losses: list[dict[int, float]] = [{} for _ in self._points]
+        for update in range(self._setting.updates):
+            self._update(update)
+            if (update + 1) % every == 0:
+                for of, loss in zip(losses, self._evaluate(), strict=True):
+                    of[update + 1] = loss
+        exchanges = {"gradients": self._gradients, "progress": self._progress}
+        return [
+            {
+                **asdict(point),
+                "losses": losses[at],
+                **{
+                    name: {**one.signals[at].means(), "residual": one.residual_norm(at)}
+                    for name, one in exchanges.items()
+                },
+            }
+            for at, point in enumerate(self._points)
+        ]
+
+    def _update(self, update: int) -> None:
+        batch = [
+            torch.stack(parts).to(self._device).unflatten(1, (MEMBERS, -1))[self._seed_of]
+            for parts in zip(*(batches(update) for batches in self._batches), strict=True)
+        ]
+        gradient = self._gradient(self._whole.data, *(part.flatten(0, 1) for part in batch))
+        rows = gradient.view_as(self._rows)
+        if len(every := self._where(lambda p, warm: p.period == 1 or update < warm)):
+            rows[every] = self._gradients.mean(rows[every], every)[:, None]
+        norms = rows.norm(dim=-1, keepdim=True)
+        rows *= (self._setting.clip / (norms + 1e-6)).clamp_max(1.0)
+        if self._setting.decay:
+            rows += self._decays * self._rows
+        self._whole.grad = gradient
+        self._optimizer.param_groups[0]["lr"] = self._setting.rate(update)
+        self._optimizer.step()
+        if len(begun := self._where(lambda _, warm: update + 1 == warm)):
+            self._anchors[begun] = self._rows[begun, 0]
+        if len(ended := self._where(lambda p, warm: self._ends(p, update + 1 - warm))):
+            self._end_rounds(ended)
+
+    def _ends(self, point: Point, done: int) -> bool:
+        last = done == self._setting.updates - round(point.warm * self._setting.updates)
+        return point.period > 1 and done > 0 and (done % point.period == 0 or last)
+
+    def _end_rounds(self, ended: Tensor) -> None:
+        anchors = self._anchors[ended]
+        delta = self._progress.mean(anchors[:, None] - self._rows[ended], ended)
+        points = [self._points[at] for at in ended.tolist()]
+        keeps = torch.tensor([[point.momentum] for point in points], device=self._device)
+        momenta = self._momenta[ended] * keeps + delta
+        self._momenta[ended] = momenta
+        nesterov = torch.tensor([[p.outer == "nesterov"] for p in points], device=self._device)
+        delta = torch.where(nesterov, OUTER_RATE * (delta + keeps * momenta), delta)
+        self._anchors[ended] = anchors - delta
+        self._rows[ended] = (anchors - delta)[:, None]
+
+    def _where(self, holds: Callable[[Point, int], bool]) -> Tensor:
+        which = [at for at, p in enumerate(self._points) if holds(p, self._warm[at])]
+        return torch.tensor(which, dtype=torch.int64, device=self._device)
+
+    @torch.no_grad()
+    def _evaluate(self) -> list[float]:
+        """The held-out loss of each point's mean over members."""
+        means = self._rows.mean(1)
+        losses = torch.zeros(len(means), device=self._device)
+        for part in self._held_out:
+            losses += self._loss(means, *(one.to(self._device) for one in part))
+        found: list[float] = (losses / len(self._held_out)).tolist()
+        return found
 
 
 def parse_point(text: str, model: str, seed: int) -> Point:
-    """A point as `period,codec,outer,warm`."""
-    period, codec, outer, warm = text.split(",")
-    return Point(model, int(period), codec, outer, float(warm), seed)
+    """A point as `period,codec,outer,momentum,warm`."""
+    period, codec, outer, momentum, warm = text.split(",")
+    return Point(model, int(period), codec, outer, float(momentum), float(warm), seed)
+
+
+def sides(points: Iterable[Point], most: int) -> Iterator[list[Point]]:
+    """Points that can train side by side, at most so many at once."""
+    by: dict[tuple[str, str], list[Point]] = defaultdict(list)
+    for point in points:
+        by[point.model, point.codec].append(point)
+    for alike in by.values():
+        for begin in range(0, len(alike), most):
+            yield alike[begin : begin + most]
 
 
 def main() -> None:
     """Train by all points that the file lacks, and add each to it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, default=RESULTS)
-    parser.add_argument("--model", choices=SETTINGS, default="small")
-    parser.add_argument("--points", nargs="*", help="each period,codec,outer,warm; not: the grid")
+    parser.add_argument("--model", choices=("small", "testbed", "images"), default="small")
+    parser.add_argument(
+        "--points", nargs="*", help="each period,codec,outer,momentum,warm; not: the grid"
+    )
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--data", type=Path, help="the directory of CIFAR-10's Parquet files")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--together", type=int, help="points at once; not: 1, on a GPU 64")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     seeds = range(asked.seeds)
@@ -274,16 +498,18 @@ def main() -> None:
         if asked.points
         else list(grid(seeds))
     )
-    for point in points:
+    setting = settings(asked.data)[asked.model]
+    device = torch.device(asked.device)
+    rows = json.loads(asked.json.read_text()) if asked.json.exists() else []
+    known = {tuple(row[name] for name in asdict(points[0])) for row in rows}
+    left = [point for point in points if tuple(asdict(point).values()) not in known]
+    for some in sides(left, asked.together or (64 if device.type == "cuda" else 1)):
+        found = Side(setting, some, device).train()
         rows = json.loads(asked.json.read_text()) if asked.json.exists() else []
-        known = {tuple(row[field] for field in asdict(point)) for row in rows}
-        if tuple(asdict(point).values()) in known:
-            continue
-        rows.append(train(point))
         draft = asked.json.with_suffix(f".{os.getpid()}")
-        draft.write_text(json.dumps(rows, indent=1) + "\n")
+        draft.write_text(json.dumps([*rows, *found], indent=1) + "\n")
         draft.replace(asked.json)
-        print(rows[-1], flush=True)
+        print(*found, sep="\n", flush=True)
 
 
 if __name__ == "__main__":

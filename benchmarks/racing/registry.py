@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 # A tenth of the some 200 updates of a race comes before the first round, as `auto` has it.
 ROUNDS = {"codec": "int4", "period": 16, "outer": "nesterov", "warm_steps": 20}
+AUTO = {"codec": "auto", "period": "auto", "topology": "auto", "warm_steps": 20}
 
 CONTESTANTS: Mapping[str, Contestant] = {
     one.name: one
@@ -27,6 +28,8 @@ CONTESTANTS: Mapping[str, Contestant] = {
         Raycloud("raycloud-int4", sync={"codec": "int4"}),
         Raycloud("raycloud-tree", sync={"codec": "int4", "topology": "tree"}),
         Raycloud("raycloud-rounds", sync=ROUNDS),
+        Raycloud("raycloud-auto", sync=AUTO),
+        Raycloud("raycloud-auto-tree", sync={**AUTO, "topology": "tree"}),
         RayTrain("ray-train", elastic=False),
         RayTrain("ray-train-elastic", elastic=True),
         Torchrun("torchrun", hook="none"),
