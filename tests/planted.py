@@ -251,8 +251,8 @@ MUTANTS = (
     ),
     Mutant(
         file="step/rounds.py",
-        old="else start - p.detach()\n",
-        new="else p.detach() - start\n",
+        old="moved = [start - p.detach() for",
+        new="moved = [p.detach() - start for",
         breaks="what members have moved in a round is undone twice",
         tests=("tests/unit/test_sync_rounds.py",),
     ),
@@ -262,6 +262,13 @@ MUTANTS = (
         new="            scale *= 1.0\n",
         breaks="updates of a round are not weighted by what members have computed",
         tests=("tests/unit/test_sync_rounds.py",),
+    ),
+    Mutant(
+        file="worker/transition.py",
+        old="rounds.take(Choice(*map(int, max(rows)[:3])))",
+        new="rounds.take(Choice(*map(int, min(rows)[:3])))",
+        breaks="who has not chosen how long rounds are goes on with another length",
+        tests=("tests/scenario/test_training_faults.py",),
     ),
     Mutant(
         file="step/rounds.py",

@@ -48,6 +48,7 @@ FORMAT = 1
 EXAMPLE = "gpt.py:Gpt"
 
 _WARM_STEPS, _MOST_WARM_STEPS = 200, 500  # before the first round
+_MOST_PERIOD = 16  # by the grid of benchmarks.sync_grid, longer rounds cost too much of the loss
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _CLASS = re.compile(r"[^\W\d]\w*(\.([^\W\d]\w*|<locals>))*")
 
@@ -268,9 +269,17 @@ class Job(Section):
         return SyncPoint(**{"topology": "direct" if coded else "ring", **told})
 
     @property
+    def most_period(self) -> int:
+        """Steps of the longest round: where it is chosen in the run, it begins with 1."""
+        if self.sync.period != "auto":
+            return self.sync.period
+        undone = self.errors.on_nan != "stop" or self.elastic.backup_micro_batches
+        return 1 if undone or self.resources.worker.gpus else _MOST_PERIOD
+
+    @property
     def warm_steps(self) -> int:
         """Steps before the first round; 0 without rounds. From the job alone: all know it alike."""
-        if self.sync_point.period == 1:
+        if self.most_period == 1:
             return 0
         if self.sync.warm_steps != "auto":
             return self.sync.warm_steps

@@ -162,11 +162,14 @@ class SyncSection(Section):
     """Steps between two exchanges, a round. 1: each step is that of the whole batch. More: each
     worker makes these steps with its own share of them, and what is exchanged at the end is how far
     it has come (local SGD). A round ends early where the state is read: before a checkpoint, a
-    measurement, a change of workers or shares. auto: 1, in this version."""
-    outer: Literal["mean", "nesterov"] = "mean"
+    measurement, a change of workers or shares. auto: 1 where what an exchange takes beyond what
+    computing hides is at most 8% of a step, or on GPUs; else the smallest power of two that leaves
+    4%, at most 16, by what is measured as the run goes on; fewer where workers move theirs in
+    directions that have little in common."""
+    outer: Literal["mean", "nesterov", "auto"] = "auto"
     """How a round moves the weights. mean: by the weighted mean of what workers have moved theirs.
-    nesterov: by that with momentum 0.9 and a rate of 0.7 (DiLoCo). With a period of 1 there are no
-    rounds, and it is of no effect."""
+    nesterov: by that with momentum 0.8 and a rate of 0.7, as DiLoCo. auto: mean where the optimizer
+    is SGD, else nesterov. With a period of 1 there are no rounds, and it is of no effect."""
     warm_steps: Annotated[int, Field(ge=0)] | Auto = "auto"
     """First steps of the run that are exchanged one by one, before rounds begin: what the model
     learns then matters most. auto: a tenth of `steps`, at most 500; 200 where the job is measured
@@ -188,7 +191,7 @@ class SyncSection(Section):
     auto takes."""
     codec: Literal["none", "bf16", "int8", "int4", "auto"] = "none"
     """How gradients are compressed on their way: bf16 to a half of fp32's bytes, int8 to 1/3.9,
-    int4 to 1/7.5. What that loses is kept and sent with the next step's (error feedback). Those of
+    int4 to 1/6.4. What that loses is kept and sent with the next step's (error feedback). Those of
     other types go as they are. auto: int4; none on GPUs, and in a ring."""
     bucket_bytes: Annotated[int, Field(ge=1024)] | Auto = "auto"
     """Bytes of gradient that travel as one message; smaller ones start earlier, larger ones cost
@@ -380,7 +383,7 @@ def _plain(value: object, at: tuple[str, ...]) -> object:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyncPoint:
-    """A point in the space of exchanges: `SyncSection` with every auto decided."""
+    """A point in the space of exchanges: `SyncSection` with every auto decided, at the start."""
 
     period: int = 1
     topology: Literal["ring", "direct", "tree", "servers"] = "ring"

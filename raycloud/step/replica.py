@@ -40,6 +40,7 @@ from raycloud.step.stateful import CatchingUp, Commit, History, ReplicaState, St
 from raycloud.step.statistics import RunningStatistics
 from raycloud.step.straggler import StragglerWatch
 from raycloud.sync.gradients import GradientExchange, Gradients
+from raycloud.sync.period import Choice
 from raycloud.sync.strategy import STRATEGIES
 
 if TYPE_CHECKING:
@@ -141,14 +142,20 @@ class Replica:
         stepped = None if self.by_measured else self.scheduler
         update = Update(self.trained, stepped, self.forward.randomness, job.seed, self._tell)
         trains = ModelState(self.model, self.optimizer, self.scheduler, update)
-        if job.sync_point.period == 1:
+        first, most = job.sync_point.period, job.most_period
+        adapts = first < most and not has_modes(self.optimizer)
+        if first == 1 and not adapts:
             return None, trains
+        plain = isinstance(self.optimizer, torch.optim.SGD)
+        outer = {"auto": "mean" if plain else "nesterov"}.get(job.sync.outer, job.sync.outer)
         rounds = Rounds(
             self.trained,
             self.model,
             update,
             trains,
-            nesterov=job.sync.outer == "nesterov",
+            nesterov=outer == "nesterov",
+            choice=Choice(0, first, most),
+            adapts=adapts,
             follows=lambda: self.following is not None,
             moved=self.statistics.parameters.mark,
             seat=self._seat,
@@ -164,6 +171,11 @@ class Replica:
     def learning_rate(self) -> float:
         """Of the first parameter group."""
         return float(self.optimizer.param_groups[0]["lr"])
+
+    @property
+    def period(self) -> int:
+        """Steps of a round; 1: each is exchanged by itself."""
+        return 1 if self.rounds is None else self.rounds.choice.period
 
     @property
     def fuse(self) -> int:

@@ -5,9 +5,10 @@ gives how far it has come, theta_start - theta, weighted by what it has computed
 that of gradients. The mean D moves the parameters that all had at the start:
 
     mean       theta <- theta_start - D
-    nesterov   m <- 0.9 m + D;  theta <- theta_start - 0.7 (D + 0.9 m)
+    nesterov   m <- 0.8 m + D;  theta <- theta_start - 0.7 (D + 0.8 m)
 
-(Stich, "Local SGD converges fast", ICLR 2019; Douillard et al., "DiLoCo", 2023.) The round is a
+(Stich, "Local SGD converges fast", ICLR 2019; Douillard et al., "DiLoCo", 2023, with a momentum of
+0.9, which `benchmarks.sync_grid` finds to be too much for runs of a thousand steps.) The round is a
 transaction as a step is. What the optimizer holds, its moments, is each member's own, in a
 checkpoint too; it becomes the mean of all where the state is handed over.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,12 +30,13 @@ from raycloud.step.mutation import has_modes
 from raycloud.step.residual import sum_of
 from raycloud.step.state import layout
 from raycloud.step.stateful import Commit, Stateful
+from raycloud.sync.period import Choice
 
 if TYPE_CHECKING:
     from raycloud.net.lane import Lane
     from raycloud.step.state import ModelState, TrainedParameters, Update
 
-OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9  # as published
+OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.8
 _MOMENTUM, _INNER, _WEIGHT = "momentum/", "inner/", "weight"  # the last two by member
 _IDLE = 2.0**-20  # the weight of the moments of who has computed nothing in a round
 
@@ -51,12 +54,16 @@ class Rounds(Stateful):
         update: Steps optimizer and schedule.
         trains: Where the optimizer's tensors, its moments, are.
         nesterov: Momentum over rounds.
+        choice: How many steps rounds have at first.
+        adapts: That is chosen in the run.
         follows: This member has no state yet.
         moved: Called where parameters have moved, in the midst of a round.
         seat: This member's rank, and how many members there are.
 
     Attributes:
+        choice: How many steps rounds have.
         weight: Of what this member has computed of the round before.
+        given: The squared norm of what it has given for the exchange of that.
         unlike: Members' moments differ: a checkpoint has those of each, to be loaded as residuals
             are: as many members take up each their own, others the mean.
     """
@@ -71,6 +78,8 @@ class Rounds(Stateful):
         trains: ModelState,
         *,
         nesterov: bool,
+        choice: Choice,
+        adapts: bool,
         follows: Callable[[], bool],
         moved: Callable[[], None],
         seat: Callable[[], tuple[int, int]],
@@ -89,11 +98,12 @@ class Rounds(Stateful):
         self._others = [(name, t) for name, t in others if id(t) not in mine]
         self._momentum = [torch.zeros_like(p) for p in self._parameters] if nesterov else []
         self._follows, self._moved = follows, moved
+        self.choice, self.adapts = choice, adapts
         self._start = [torch.empty(0)] * len(self._parameters)
         self._settings: Any = None  # of optimizer and schedule, at the start
         self._started = self._suspended = False
         self._stepped = 0  # steps of the round that the schedule has seen
-        self.weight, self.unlike = 0.0, False
+        self.weight, self.given, self.unlike = 0.0, 0.0, False
 
     def stage(self) -> None:
         """See `Stateful.stage`: whether it is a round, `start` says."""
@@ -145,14 +155,21 @@ class Rounds(Stateful):
 
         So much `weight` has it computed in the round.
         """
-        self.weight = weight
-        for p, start in zip(self._parameters, self._start, strict=True):
-            p.grad = None if self._follows() else start - p.detach()
+        self.weight, self.given = weight, 0.0
+        if self._follows():
+            self._forget_gradients()
+            return
+        moved = [start - p.detach() for p, start in zip(self._parameters, self._start, strict=True)]
+        if self.adapts:
+            self.given = sum(float(norm) ** 2 for norm in torch._foreach_norm(moved))  # noqa: SLF001 - it has no public name
+        for p, delta in zip(self._parameters, moved, strict=True):
+            p.grad = delta
 
     def commit(self, step: Commit) -> None:
         """See `Stateful.commit`; the gradients in place are the mean of what all have moved."""
         if not step.local:
             return
+        self.unlike = True
         means = [p.grad for p in self._parameters]
         starts: Sequence[torch.Tensor] = self._start
         stepped = self._stepped
@@ -207,6 +224,10 @@ class Rounds(Stateful):
         own = {f"{_INNER}{name}": tensor.to("cpu", copy=True) for name, tensor in moments}
         return {**own, _WEIGHT: torch.tensor([max(self.weight, _IDLE)], dtype=torch.float64)}
 
+    def values(self) -> dict[str, Any]:
+        """See `Stateful.values`."""
+        return {"choice": astuple(self.choice)} if self.adapts else {}
+
     def check_fits(self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Any]) -> None:  # noqa: ARG002 - it has none
         """See `Stateful.check_fits`; momentum begins from zero where there was none."""
         wanted = {name: tuple(t.shape) for name, t in self.tensors().items()}
@@ -217,9 +238,12 @@ class Rounds(Stateful):
                 hint="resume with the task that the run was started with",
             )
 
-    def load(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:  # noqa: ARG002 - it has none
+    def load(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
         """See `Stateful.load`."""
         self.begin()
+        if self.adapts and "choice" in values:
+            number, period, most = map(int, values["choice"])
+            self.take(Choice(number, period, min(most, self.choice.most)))
         for name, momentum in self.tensors().items():
             if name in tensors:
                 momentum.copy_(tensors[name])
@@ -235,6 +259,10 @@ class Rounds(Stateful):
             elif rank in of:
                 taken[name] = of[rank]
         self._trains.put_moments(taken)
+
+    def take(self, choice: Choice) -> None:
+        """Rounds have so many steps from the next one on; without effect where it is no newer."""
+        self.choice = max(self.choice, choice, key=lambda one: one.number)
 
     def begin(self) -> None:
         """See `Stateful.begin`."""

@@ -212,11 +212,11 @@ class Changes:
         return now
 
 
-def round_ends(job: Job) -> RoundEnds:
-    """Where rounds of a job end."""
+def round_ends(job: Job, period: int) -> RoundEnds:
+    """Where rounds of a job end, of which this period is in force."""
     reads = job.checkpoint.every_steps, job.evaluate.every_steps
     return RoundEnds(
-        period=job.sync_point.period,
+        period=period,
         reads=tuple(every for every in reads if isinstance(every, int)),
         warm_steps=job.warm_steps,
     )

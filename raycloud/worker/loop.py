@@ -30,6 +30,7 @@ from raycloud.step.rounds import average_moments
 from raycloud.worker.context import round_ends
 from raycloud.worker.dataset import LAYOUT, layout_record
 from raycloud.worker.evaluate import measured_value, merge_states
+from raycloud.worker.period import PeriodLooks
 from raycloud.worker.tally import SampleAudit, StepCount, Tally
 
 if TYPE_CHECKING:
@@ -61,9 +62,10 @@ class Loop:
         self._audit = SampleAudit(context.collate)
         self.owed: Owed | None = None
         self.loss = float("nan")  # the mean of the newest step of which it is known
-        self._ends = round_ends(context.job)
+        self.take_period()
         piece = Piece(step=seat.step, generation=seat.generation, shares=seat.shares)
         self._schedule = Schedule(piece)
+        self._looks = PeriodLooks(context.replica.rounds, self._ends.warm_steps)
         self._computed: StepCount | None = None  # of the step under way
         self._lane_s = 0.0
         self.next: Meet | None = None
@@ -101,6 +103,8 @@ class Loop:
         self._feed = self._collating()
         self._consistency.enter(seat.members, seat.rank, seat.step, unlike=unlike)
         self._audit.enter(seat.rank, seat.size)
+        self._looks.begin(seat.step)
+        self._first_end = self._ends.after(seat.step, self.last_step)
 
     def _collating(self) -> Feed:
         """The steps from the present one on, under the shares that are known now."""
@@ -119,14 +123,14 @@ class Loop:
         self._feed.close()
         self._feed = self._collating()
 
+    def take_period(self) -> None:
+        """Rounds have as many steps as has been chosen."""
+        self._ends = round_ends(self._context.job, self._context.replica.period)
+
     @property
     def last_step(self) -> int:
         """One past the last step, as it is known now."""
         return self._course.last_step
-
-    def end_of(self, step: int) -> int:
-        """One past the last step of what is exchanged at once, and begins with `step`."""
-        return self._ends.after(step, self.last_step)
 
     def span(self, step: int, position: Position) -> StepSpan | Round | None:
         """The step or round that begins with `step`, at `position`; None past the last."""
@@ -160,6 +164,15 @@ class Loop:
             self.owed = Owed(loss=0.0, own_weight=0.0, weight=computed.weight)
         self.step, self.position = taken.stop, computed.after
 
+    def has_computed_to(self, step: int) -> bool:
+        """Whether this member's part is computed of what leads from where it stands to `step`."""
+        computed = self._computed
+        return (
+            computed is not None
+            and computed.step == self.step
+            and computed.step + computed.steps == step
+        )
+
     def begin_anew(self) -> None:
         """Others have gone on without this member: what it knows of its steps counts no more."""
         self.owed, self.loss, self._computed = None, float("nan"), None
@@ -189,6 +202,8 @@ class Loop:
                     if self._apply(due):
                         return False
                 self._one_step()
+                if self.step < self._course.last_step:
+                    self._choose_period()
                 self._between_steps()
         except (TransportError, RollbackError):
             self._context.replica.suspend()
@@ -285,6 +300,7 @@ class Loop:
         self.position = count.after
         self._audit.add(work.span, count.rows)
         self.step += count.steps
+        wall_s = clock.monotonic_s() - began_s
         if follows:  # it tells of no step that it has not committed with all others
             self._tally.begin()
         else:
@@ -297,6 +313,7 @@ class Loop:
             dense = ring_bytes(replica.gradients.gradient_bytes, self.seat.size)
             count.bytes_dense, count.bytes_last = len(spans) * dense, found.exchanged.bytes_last
             self._tally.add(count)
+            self._looks.see(count.steps, found.exchanged, found.weight, wall_s)
         if all_hold(found.exchanged, lane, behind=self._behind()):
             self._agree()
         self._compare()
@@ -305,6 +322,22 @@ class Loop:
         ]
         if replica.forward.size.committed(sizes):
             self._collate_anew()
+
+    def _choose_period(self) -> None:
+        """See whether rounds should have another number of steps; all members do, and alike."""
+        if self.seat.following:  # who has no state yet takes no mean of moments
+            self._looks.begin(self.step)
+            return
+        before = self._ends.period
+        if not (why := self._looks.look(self.step, self._lane)):
+            return
+        self.take_period()
+        if (period := self._ends.period) == 1 < before:
+            self._average_moments()
+        if self.seat.rank == 0:
+            what = f"rounds of {period} steps" if period > 1 else "an exchange after each step"
+            what = f"sync.period auto: {what} from step {self.step} on: {why}"
+            self._context.report(Noticed(what=what, member=self.seat.member))
 
     def _compute(self, work: StepWork) -> tuple[StepWork, LaneReport]:
         """Compute and send this member's part of the step; returns it, and what the lane says."""
@@ -469,7 +502,7 @@ class Loop:
     def _between_steps(self) -> None:
         """What is due after `self.step` steps: the same on every member, by arithmetic."""
         job, done = self._context.job, self.step
-        first, last = self.end_of(self.seat.step), self._course.last_step
+        first, last = self._first_end, self._course.last_step
         if done == last:
             check_end(self._context.replica, done)
             self._consistency.look(done)

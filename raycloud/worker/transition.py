@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +28,7 @@ from raycloud.recovery.quorum import (
 )
 from raycloud.step.forward import Fusing
 from raycloud.step.rounds import average_moments
+from raycloud.sync.period import Choice
 from raycloud.worker.context import Membership, round_ends
 from raycloud.worker.loop import Loop
 
@@ -159,6 +160,7 @@ class Transition:
         context.collate.joins = fusing is Fusing.JOINED
         if not any(one.begun for one in everyone):
             self._begin(meeting, lane, [one.step for one in everyone])
+        self._agree_on_rounds(lane)
         newest = max(everyone, key=lambda one: one.agreed)
         if loop is not None and newest.agreed > own.agreed:
             loop.take_growth(newest.due_step)
@@ -183,11 +185,20 @@ class Transition:
     def _average_moments(self, meeting: Meeting, point: ResumePoint, lane: Lane) -> None:
         """Those that have the state hand over the same, and may have been in a round."""
         replica = self._context.replica
-        if replica.rounds is None or round_ends(self._context.job).alone(point.step):
-            return
-        if point.takers or point.followers:
+        if replica.rounds is not None and (point.takers or point.followers):
             has = meeting.rank in point.holders
             average_moments(replica.rounds, replica.trains, lane, has=has)
+
+    def _agree_on_rounds(self, lane: Lane) -> None:
+        """Some may have begun a round, or chosen how long rounds are, where others have not."""
+        rounds = self._context.replica.rounds
+        if rounds is None:
+            return
+        rows = lane.gather((*astuple(rounds.choice), rounds.unlike))
+        rounds.take(Choice(*map(int, max(rows)[:3])))
+        rounds.unlike = any(row[3] for row in rows)
+        if self.loop is not None:
+            self.loop.take_period()
 
     def _status(self) -> MemberStatus:
         context, loop = self._context, self.loop
@@ -230,11 +241,7 @@ class Transition:
             residual.forget()
         if self.loop is None:
             self.loop = Loop(self._context, self._seat(meeting, point.step, point.position))
-        elif (
-            self._newcomers.lacking
-            or self.loop.next
-            or self.loop.end_of(self.loop.step) < point.step
-        ):
+        elif self._newcomers.lacking or self.loop.next or not self.loop.has_computed_to(point.step):
             self.loop.begin_anew()
         else:
             self.loop.take_step()
@@ -247,7 +254,7 @@ class Transition:
         if self.loop is not None:
             span = self.loop.span(point.step, point.position)
         else:
-            ends = round_ends(context.job)
+            ends = round_ends(context.job, context.replica.period)
             span = ends.at(point.step, context.steps, point.position, self._last_step)
         if span is None:  # no step is left
             return None

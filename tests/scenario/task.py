@@ -110,7 +110,7 @@ def asked(
     spoils: bool = False,
     codec: str = "none",
     topology: str = "auto",
-    period: int = 1,
+    period: int | str = 1,
 ) -> Job:
     """The job that all scenarios train; what a codec may encode is not double."""
     settings = {"norm": norm, "alike": alike, "bad": list(bad), "spoils": spoils}

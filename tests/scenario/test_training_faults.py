@@ -101,6 +101,14 @@ def test_faults_in_rounds(seed: int, tmp_path: Path) -> None:
     sound(scenario, tmp_path, f"seed {seed}, {codec}, period {period}")
 
 
+@pytest.mark.parametrize("seed", variants(*range(13, 17), fast=2))
+def test_faults_where_rounds_change_their_length(seed: int, tmp_path: Path) -> None:
+    codec = ("none", "int4")[seed % 2]
+    scenario = replace(drawn(seed, count=6, steps=60), codec=codec, period="auto")
+    outcome = sound(scenario, tmp_path, f"seed {seed}, {codec}, period auto")
+    assert "from step" in "\n".join(outcome.story)
+
+
 @pytest.mark.parametrize("point", variants("compute", "gradients", "lane", "commit", fast=2))
 def test_a_member_dies_in_a_round(point: str, tmp_path: Path) -> None:
     blows = [Blow(at_step=step, kind=Kind.DIE, point=point) for step in (4, 12)]

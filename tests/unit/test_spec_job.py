@@ -73,7 +73,7 @@ def test_defaults() -> None:
         },
         "sync": {
             "period": 1,
-            "outer": "mean",
+            "outer": "auto",
             "warm_steps": "auto",
             "topology": "auto",
             "staleness": 0,

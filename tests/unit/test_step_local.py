@@ -24,7 +24,7 @@ EXACT = 1e-9
 
 
 def in_rounds(on_error: str = "skip") -> Job:
-    sync = {"period": 4, "warm_steps": 0, "bucket_bytes": 1024}
+    sync = {"period": 4, "outer": "mean", "warm_steps": 0, "bucket_bytes": 1024}
     return job(sync=sync, errors={"on_error": on_error, "most_skipped": 20})
 
 

@@ -11,10 +11,12 @@ import pytest
 
 from raycloud.commands import Halt, Save
 from raycloud.errors import TaskError
-from raycloud.events import ChangeApplied, EvaluationPart, PartWritten, StepsCommitted
+from raycloud.events import ChangeApplied, EvaluationPart, Noticed, PartWritten, StepsCommitted
 from raycloud.order import Position, Steps, round_at
 from raycloud.recovery.quorum import NOBODY
 from raycloud.spec import Job
+from raycloud.sync.period import Choice
+from raycloud.worker import period as worker_period
 from raycloud.worker.context import round_ends
 from raycloud.worker.transition import _dealt
 from tests.lockstep import NetTask, difference, job
@@ -25,7 +27,7 @@ from tests.unit.test_worker_plateau import _looped as looped
 from tests.unit.test_worker_plateau import _together as in_time
 
 
-def in_rounds(warm_steps: int | str = 0, period: int = 4, **more: Any) -> Job:
+def in_rounds(warm_steps: int | str = 0, period: int | str = 4, **more: Any) -> Job:
     sync = {"period": period, "outer": "nesterov", "warm_steps": warm_steps}
     return job(sync={**sync, "bucket_bytes": 1024}, **more)
 
@@ -33,7 +35,7 @@ def in_rounds(warm_steps: int | str = 0, period: int = 4, **more: Any) -> Job:
 def ends(asked: Job) -> list[int]:
     found = [0]
     while found[-1] < STEPS:
-        found.append(round_ends(asked).after(found[-1], STEPS))
+        found.append(round_ends(asked, asked.sync_point.period).after(found[-1], STEPS))
     return found[1:]
 
 
@@ -67,6 +69,37 @@ def test_the_first_steps_are_exchanged_one_by_one(
             fleet.round(step, end)
         step = end
     assert difference(alone.replica.model, fleet.replicas[0].model) == 0.0
+
+
+def test_a_chosen_period_holds_from_the_next_exchange_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        worker_period, "choose", lambda now, _: (Choice(now.number + 1, 4, 16), "as asked")
+    )
+    monkeypatch.setattr(worker_period, "_FIRST_LOOK_STEPS", 2)
+    alone = Alone(tmp_path, in_rounds(period="auto"))
+    assert alone.run()
+    fleet = RoundFleet(in_rounds(), NetTask(), (8,))
+    fleet.step(0)
+    fleet.step(1)
+    for step, end in ((2, 4), (4, 8), (8, 9)):
+        fleet.round(step, end)
+    assert difference(alone.replica.model, fleet.replicas[0].model) == 0.0
+    assert [one.what for one in alone.of(Noticed)] == [
+        "sync.period auto: rounds of 4 steps from step 2 on: as asked"
+    ]
+    resumed = Alone(tmp_path, in_rounds(period="auto"))
+    resumed.replica.state.load(alone.replica.state.tensors(), alone.replica.state.values())
+    assert resumed.replica.period == 4
+
+
+@pytest.mark.parametrize(
+    "more", [{"errors": {"on_nan": "rollback"}}, {"elastic": {"backup_micro_batches": 1}}]
+)
+def test_where_rounds_cannot_be_their_length_is_not_chosen(more: dict[str, Any]) -> None:
+    asked = job(sync={"period": "auto"}, **more)
+    assert (asked.sync_point.period, asked.most_period, asked.warm_steps) == (1, 1, 0)
 
 
 def test_it_tells_each_step_once(tmp_path: Path) -> None:

@@ -1,0 +1,139 @@
+"""`sync.period: auto`: how many steps a round has, by what exchanges have taken in the run itself.
+
+After each step it is as long as what of an exchange is not hidden takes little of a step; else the
+fewest steps, a power of two, that leave little of it. Rounds become shorter, and stay so, where
+what members do in them has little in common: then most of it is lost in the mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+
+_HARDLY = 0.08  # of a step may the exchange of each take
+_LITTLE, _LESS, _MORE = 0.04, 0.015, 0.06  # of a round: aimed at; a shorter, a longer one then
+_COMMON = 0.2  # of what members do in a round, at least
+_EXCHANGES = 8  # that are looked at, at least
+_LOOK_STEPS, _LOOK_ROUNDS = 16, 4
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Choice:
+    """What is in force: the same on all members.
+
+    Attributes:
+        number: Counts choices; of two members' the higher counts.
+        period: Steps of a round; 1: there are none.
+        most: It becomes no longer than that.
+    """
+
+    number: int
+    period: int
+    most: int
+
+    @property
+    def look_steps(self) -> int:
+        """Steps until the next look."""
+        return max(_LOOK_STEPS, _LOOK_ROUNDS * self.period)
+
+
+@dataclass(slots=True)
+class Seen:
+    """One member's sums over exchanges of one generation under one choice.
+
+    Attributes:
+        exchanges: How many; 0 of a member that only follows.
+        steps: In them all.
+        wall_s: That they took.
+        exposed_s: Of that the exchanges, as far as nothing hid them.
+        hidden_s: What went on of them while this member computed.
+        own: The squared norm of what it gave, by its weight in the sum.
+        mean: That of the mean of all.
+        alone: That of its part of the mean.
+    """
+
+    exchanges: int = 0
+    steps: int = 0
+    wall_s: float = 0.0
+    exposed_s: float = 0.0
+    hidden_s: float = 0.0
+    own: float = 0.0
+    mean: float = 0.0
+    alone: float = 0.0
+
+    @classmethod
+    def of(cls, row: Sequence[float]) -> Seen:
+        """What another member has told of it."""
+        return cls(int(row[0]), int(row[1]), *row[2:])
+
+    def told(self) -> tuple[float, ...]:
+        """All of it, as numbers."""
+        return tuple(map(float, astuple(self)))
+
+
+def in_common(rows: Sequence[Seen]) -> float:
+    """How much of what members do in a round they have in common: 0, nothing, to 1.
+
+    Of directions without anything in common the mean has the squared norm sum(w^2 |d|^2), of equal
+    ones sum(w |d|^2), where w are the members' weights and sum(w) = 1.
+
+    >>> [round(in_common([Seen(1, 8, own=2.0, mean=m, alone=1.0)] * 2), 2) for m in (2.0, 3.0)]
+    [0.0, 0.5]
+    """
+    whole, floor = sum(one.own for one in rows), sum(one.alone for one in rows)
+    if len({one.exchanges for one in rows}) > 1:  # one of them has come to it later
+        return 1.0
+    return (rows[0].mean - floor) / (whole - floor) if whole > floor else 1.0
+
+
+def choose(now: Choice, every: Sequence[Seen]) -> tuple[Choice, str]:
+    """The next choice by what all members have seen; and why, where it is another one.
+
+    >>> slow = Seen(10, 10, wall_s=14.0, exposed_s=6.0, hidden_s=2.0)
+    >>> choose(Choice(0, 1, 16), [slow, Seen(10, 10, wall_s=14.0, exposed_s=9.0)])
+    (Choice(number=1, period=16, most=16), 'an exchange takes 0.8 s, computing a step 0.8 s')
+    """
+    rows = [one for one in every if one.exchanges]
+    if (
+        len(every) == 1
+        or not rows
+        or min(one.exchanges for one in rows) < min(_EXCHANGES, now.look_steps // now.period)
+    ):
+        return now, ""
+    last = min(rows, key=lambda one: one.exposed_s)  # waits least: that is what it costs
+    exposed_s = last.exposed_s / last.exchanges
+    whole_s = exposed_s + last.hidden_s / last.exchanges
+    step_s = max((last.wall_s - last.exposed_s) / last.steps, 1e-9)
+    why = f"an exchange takes {whole_s:.2g} s, computing a step {step_s:.2g} s"
+    if now.period == 1:
+        if exposed_s <= _HARDLY * (step_s + exposed_s):
+            return _next(now, 1, f"{why}, of which {exposed_s:.2g} s are not hidden")
+        return _next(now, _fewest(whole_s / step_s, now.most), why)
+    if (common := in_common(rows)) < _COMMON:
+        period = now.period // 2
+        why = f"what workers do in a round has only {max(common, 0.0):.0%} in common"
+        return Choice(now.number + 1, period, period), why
+    share = whole_s / (now.period * step_s)
+    if _LESS < share < _MORE:
+        return now, ""
+    return _next(
+        now, 1 if whole_s <= _HARDLY * step_s else _fewest(whole_s / step_s, now.most), why
+    )
+
+
+def _next(now: Choice, period: int, why: str) -> tuple[Choice, str]:
+    if period == now.period and now.number:
+        return now, ""
+    return Choice(now.number + 1, period, now.most), why
+
+
+def _fewest(ratio: float, most: int) -> int:
+    """The fewest steps, a power of two, of which an exchange takes little; at most so many.
+
+    >>> [_fewest(ratio, 32) for ratio in (0.05, 0.3, 9.0)]
+    [2, 8, 32]
+    """
+    period = 2
+    while period < most and ratio > _LITTLE * period:
+        period *= 2
+    return min(period, most)

@@ -1,0 +1,68 @@
+"""A member's part in choosing how many steps a round has: see `sync.period`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from raycloud.sync.period import Seen, choose
+
+if TYPE_CHECKING:
+    from raycloud.net.lane import Lane
+    from raycloud.step.rounds import Rounds
+    from raycloud.sync.gradients import Exchanged
+
+_STARTING = 2  # exchanges of a generation or period that are not looked at
+_FIRST_LOOK_STEPS = 12  # before there is any choice
+
+
+class PeriodLooks:
+    """Looks, at the same steps as all other members, whether rounds should have another length.
+
+    Args:
+        rounds: Whose choice it is; None, or where they do not adapt: there is nothing to look at.
+        warm_steps: That are exchanged one by one whatever is chosen.
+    """
+
+    def __init__(self, rounds: Rounds | None, warm_steps: int) -> None:
+        self._rounds = rounds if rounds is not None and rounds.adapts else None
+        self._warm_steps = warm_steps
+        self.begin(0)
+
+    def begin(self, step: int) -> None:
+        """It is another generation, or period, from `step` on."""
+        self._seen, self._starting = Seen(), _STARTING
+        if self._rounds is not None:
+            choice, warm = self._rounds.choice, self._warm_steps
+            if choice.number:
+                self._due_step = max(step, warm) + choice.look_steps
+            else:
+                self._due_step = max(step + _FIRST_LOOK_STEPS, warm)
+
+    def see(self, steps: int, exchanged: Exchanged, weight: float, wall_s: float) -> None:
+        """An exchange after so many steps, which weigh `weight`, and what it all took."""
+        rounds, seen = self._rounds, self._seen
+        if rounds is None:
+            return
+        if self._starting:
+            self._starting -= 1
+            return
+        seen.exchanges += 1
+        seen.steps += steps
+        seen.wall_s += wall_s
+        seen.exposed_s += exchanged.exchange_s
+        seen.hidden_s += exchanged.overlap_s
+        if rounds.given and weight > 0.0:
+            part = rounds.weight / weight
+            seen.own += part * rounds.given
+            seen.alone += part**2 * rounds.given
+            seen.mean += exchanged.norm**2
+
+    def look(self, step: int, lane: Lane) -> str:
+        """Choose anew, if that is due after so many steps; why, where it is another choice."""
+        if self._rounds is None or step < self._due_step:
+            return ""
+        every = [Seen.of(row) for row in lane.gather(self._seen.told())]
+        choice, why = choose(self._rounds.choice, every)
+        self._rounds.take(choice)
+        self.begin(step)
+        return why
