@@ -273,7 +273,9 @@ class Job(Section):
         """Steps of the longest round: where it is chosen in the run, it begins with 1."""
         if self.sync.period != "auto":
             return self.sync.period
-        undone = self.errors.on_nan != "stop" or self.elastic.backup_micro_batches
+        errors = self.errors
+        undone = (errors.on_nan, errors.on_error) != ("stop", "stop")
+        undone = undone or self.elastic.backup_micro_batches > 0
         return 1 if undone or self.resources.worker.gpus else _MOST_PERIOD
 
     @property

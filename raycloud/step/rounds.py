@@ -30,6 +30,7 @@ from raycloud.step.mutation import has_modes
 from raycloud.step.residual import sum_of
 from raycloud.step.state import layout
 from raycloud.step.stateful import Commit, Stateful
+from raycloud.sync.gradients import is_sparse
 from raycloud.sync.period import Choice
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class Rounds(Stateful):
         self._start = [torch.empty(0)] * len(self._parameters)
         self._settings: Any = None  # of optimizer and schedule, at the start
         self._started = self._suspended = False
+        self._averages = False  # it is known that all that the optimizer holds can be averaged
         self._stepped = 0  # steps of the round that the schedule has seen
         self.weight, self.given, self.unlike = 0.0, 0.0, False
 
@@ -125,10 +127,14 @@ class Rounds(Stateful):
         if weight == 0.0:
             self._forget_gradients()
             return float("nan")
-        own = [p for p in self._parameters if p.grad is not None]
-        for p in own:
-            assert p.grad is not None  # noqa: S101 - it was just looked at
+        own = []
+        for name, p in zip(self._names, self._parameters, strict=True):
+            if p.grad is None:
+                continue
+            if p.grad.is_sparse:
+                raise is_sparse(name)
             p.grad.mul_(1.0 / weight)
+            own.append(p)
         limit = float("inf") if clip_norm is None else clip_norm
         return float(nn.utils.clip_grad_norm_(own, limit))
 
@@ -146,9 +152,30 @@ class Rounds(Stateful):
             before = [t._version for _, t in self._others]  # noqa: SLF001 - has no public name
             self._update.apply(step, schedules=not again)
             self._check_others(before)
+            if not self._averages and (what := self.unaveraged):
+                raise TaskError(
+                    f"{what}, and members' cannot be averaged where others take a state of rounds",
+                    hint="write sync.period 1, or let Task.optimizer return another optimizer",
+                )
+            self._averages = True
         self._stepped, self.unlike = max(self._stepped, at + 1), True
         self._forget_gradients()
         self._moved()
+
+    @property
+    def unaveraged(self) -> str:
+        """What the optimizer holds that is no tensor of floating point, as words; empty: nothing.
+
+        It holds nothing before its first step.
+        """
+        optimizer = self._trained.optimizer
+        for of in optimizer.state.values():
+            for key, held in of.items():
+                floats = isinstance(held, torch.Tensor) and held.is_floating_point()
+                if held is not None and not floats:
+                    kind = held.dtype if isinstance(held, torch.Tensor) else type(held).__name__
+                    return f"{type(optimizer).__name__} keeps {key!r}, of type {kind}"
+        return ""
 
     def give(self, weight: float) -> None:
         """Make what this member has moved the parameters by their gradients, to be exchanged.

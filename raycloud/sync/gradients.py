@@ -308,10 +308,7 @@ class GradientExchange:
             return
         grad = bucket.parameters[i].grad
         if grad is None or grad.is_sparse:
-            raise TaskError(
-                f"the gradient of {bucket.names[i]!r} is sparse; only dense ones are exchanged",
-                hint="construct the embedding with sparse=False",
-            )
+            raise is_sparse(bucket.names[i])
         torch.mul(grad, scale, out=bucket.slots[i])
 
     def _send(self, bucket: Bucket) -> None:
@@ -330,3 +327,11 @@ def _install(bucket: Bucket, used: Sequence[float], slots: Sequence[torch.Tensor
     """Each parameter that anyone has used has its slot as gradient, the others have none."""
     for parameter, slot, any_used in zip(bucket.parameters, slots, used, strict=True):
         parameter.grad = slot if any_used else None
+
+
+def is_sparse(name: str) -> TaskError:
+    """The refusal of this parameter's gradient."""
+    return TaskError(
+        f"the gradient of {name!r} is sparse; only dense ones are exchanged",
+        hint="construct the embedding with sparse=False",
+    )

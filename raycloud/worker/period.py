@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from raycloud.sync.period import Seen, choose
@@ -61,8 +62,11 @@ class PeriodLooks:
         """Choose anew, if that is due after so many steps; why, where it is another choice."""
         if self._rounds is None or step < self._due_step:
             return ""
-        every = [Seen.of(row) for row in lane.gather(self._seen.told())]
-        choice, why = choose(self._rounds.choice, every)
+        rows = lane.gather((*self._seen.told(), bool(self._rounds.unaveraged)))
+        now = self._rounds.choice
+        if any(row[-1] for row in rows):  # rounds would be refused
+            now = replace(now, most=1)
+        choice, why = choose(now, [Seen.of(row[:-1]) for row in rows])
         self._rounds.take(choice)
         self.begin(step)
         return why

@@ -95,7 +95,12 @@ def test_a_chosen_period_holds_from_the_next_exchange_on(
 
 
 @pytest.mark.parametrize(
-    "more", [{"errors": {"on_nan": "rollback"}}, {"elastic": {"backup_micro_batches": 1}}]
+    "more",
+    [
+        {"errors": {"on_nan": "rollback"}},
+        {"errors": {"on_error": "skip"}},
+        {"elastic": {"backup_micro_batches": 1}},
+    ],
 )
 def test_where_rounds_cannot_be_their_length_is_not_chosen(more: dict[str, Any]) -> None:
     asked = job(sync={"period": "auto"}, **more)
@@ -164,3 +169,20 @@ def test_what_nobody_has_of_a_round_is_dealt_step_by_step() -> None:
     dealt = _dealt(whole, [*first, *[NOBODY] * 16], (5, 3))
     assert dealt[0] == (6, 8, 9, 10, 11, 12, 16, 17, 18, 19, 20)
     assert dealt[1] == (7, 13, 14, 15, 21, 22, 23)
+
+
+def test_an_optimizer_that_keeps_what_cannot_be_averaged_is_refused(tmp_path: Path) -> None:
+    class Counting(NetTask):
+        def optimizer(self, model: Any) -> Any:
+            optimizer = super().optimizer(model)
+
+            def count(changed: Any, *_: Any) -> None:
+                for of in changed.state.values():
+                    of["seen"] = of.get("seen", 0) + 1
+
+            optimizer.register_step_post_hook(count)
+            return optimizer
+
+    with pytest.raises(TaskError, match="AdamW keeps 'seen', of type int"):
+        Alone(tmp_path / "rounds", in_rounds(), Counting()).run()
+    assert Alone(tmp_path / "steps", job(), Counting()).run()
