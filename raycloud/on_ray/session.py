@@ -130,7 +130,7 @@ class Session:
             exact=job.sync_point.codec == "none" and job.resources.worker.gpus == 0,
             min_workers=job.elastic.min_workers,
             max_workers=job.most_workers,
-            silence_s=SILENCE_S * job.most_period,  # a member tells of whole rounds
+            silence_s=SILENCE_S * job.sync_point.period,  # a member tells of whole rounds
             saves=job.checkpoint.every_steps == "auto",
             most_failed=job.checkpoint.most_failed,
             capacity=capacity,

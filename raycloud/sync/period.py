@@ -7,6 +7,7 @@ what members do in them has little in common: then most of it is lost in the mea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
@@ -15,6 +16,7 @@ _LITTLE, _LESS, _MORE = 0.04, 0.015, 0.06  # of a round: aimed at; a shorter, a 
 _COMMON = 0.2  # of what members do in a round, at least
 _EXCHANGES = 8  # that are looked at, at least
 _LOOK_STEPS, _LOOK_ROUNDS = 16, 4
+_LONGEST_S = 240.0  # that a round may take: changes wait for its end, and who hangs is found later
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -104,21 +106,20 @@ def choose(now: Choice, every: Sequence[Seen]) -> tuple[Choice, str]:
     exposed_s = last.exposed_s / last.exchanges
     whole_s = exposed_s + last.hidden_s / last.exchanges
     step_s = max((last.wall_s - last.exposed_s) / last.steps, 1e-9)
+    most = min(now.most, 2 ** max(0, int(math.log2(_LONGEST_S / step_s))))
     why = f"an exchange takes {whole_s:.2g} s, computing a step {step_s:.2g} s"
     if now.period == 1:
         if exposed_s <= _HARDLY * (step_s + exposed_s):
             return _next(now, 1, f"{why}, of which {exposed_s:.2g} s are not hidden")
-        return _next(now, _fewest(whole_s / step_s, now.most), why)
+        return _next(now, _fewest(whole_s / step_s, most), why)
     if (common := in_common(rows)) < _COMMON:
         period = now.period // 2
         why = f"what workers do in a round has only {max(common, 0.0):.0%} in common"
         return Choice(now.number + 1, period, period), why
     share = whole_s / (now.period * step_s)
-    if _LESS < share < _MORE:
+    if _LESS < share < _MORE and now.period <= most:
         return now, ""
-    return _next(
-        now, 1 if whole_s <= _HARDLY * step_s else _fewest(whole_s / step_s, now.most), why
-    )
+    return _next(now, 1 if whole_s <= _HARDLY * step_s else _fewest(whole_s / step_s, most), why)
 
 
 def _next(now: Choice, period: int, why: str) -> tuple[Choice, str]:

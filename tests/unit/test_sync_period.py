@@ -73,6 +73,13 @@ def directions(common: float, members: int = 4, size: float = 3.0) -> list[Seen]
     return [one] * members
 
 
+def test_a_round_takes_no_longer_than_some_minutes() -> None:
+    assert choose(FIRST, [seen(40.0, step_s=70.0)] * 2)[0].period == 2
+    assert choose(FIRST, [seen(400.0, step_s=500.0)] * 2)[0].period == 1
+    slower = [seen(10.0, step_s=40.0, period=8)] * 2
+    assert choose(Choice(1, 8, 16), slower)[0].period == 4
+
+
 def test_rounds_with_little_in_common_become_shorter_and_stay_so() -> None:
     now = Choice(3, 8, 16)
     assert in_common(directions(0.35)) == pytest.approx(0.35)
