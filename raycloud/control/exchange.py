@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from raycloud.events import Noticed
 from raycloud.spec.sizes import coded_bytes
+from raycloud.sync.period import HARDLY
 
 if TYPE_CHECKING:
     from raycloud.events import StepsCommitted
@@ -35,10 +36,11 @@ class ExchangeCost:
 
     Args:
         exact: Nothing is encoded, so there is something to gain.
+        auto_period: Steps of the longest round that could be chosen.
     """
 
-    def __init__(self, *, exact: bool) -> None:
-        self._told = not exact
+    def __init__(self, *, exact: bool, auto_period: int = 1) -> None:
+        self._told, self._period = not exact, auto_period
         self._waited: dict[int, _Waited] = {}
         self._residuals: dict[int, float] = {}
 
@@ -86,13 +88,20 @@ class ExchangeCost:
             what=f"the exchange of gradients takes {share:.0%} of a step",
             detail={
                 "step_s": round(step_s, 4),
-                "with `--set sync=auto`": f"about {_predicted_s(last):.2g} s a step",
+                "with `--set sync=auto`": f"about {_predicted_s(last, self._period):.2g} s a step",
             },
         )
 
 
-def _predicted_s(waited: _Waited) -> float:
-    """Of a step by `sync: auto`: the same computing, and fewer bytes behind what hides them."""
+def _predicted_s(waited: _Waited, period: int) -> float:
+    """Of a step by `sync: auto`: the same computing, and fewer bytes behind what hides them.
+
+    Or, where that leaves more than it allows, in the longest rounds.
+    """
     exposed_s, overlap_s = waited.exchange_s / waited.steps, waited.overlap_s / waited.steps
     coded = coded_bytes(10**6, _AUTO) / 10**6 * (exposed_s + overlap_s)
-    return waited.wall_s / waited.steps - exposed_s + max(0.0, coded - overlap_s)
+    computing_s = waited.wall_s / waited.steps - exposed_s
+    left_s = max(0.0, coded - overlap_s)
+    if left_s > HARDLY * (computing_s + left_s):
+        left_s = min(left_s, coded / period)
+    return computing_s + left_s

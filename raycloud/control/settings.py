@@ -57,6 +57,7 @@ class ControlSettings:
             long, and until it is published.
         most_failed: So many checkpoints in a row that cannot be kept end the run.
         exact: Gradients travel as they are, where `sync: auto` would encode them.
+        auto_period: Steps of the longest round that `sync: auto` could choose; 1: it makes none.
         saves: Checkpoints are asked for when they are worth it (see `saving`).
         step: The first step to compute; more than 0 if the run goes on from a checkpoint.
         position: Where the sequence stands before `step`.
@@ -94,6 +95,7 @@ class ControlSettings:
     keep_s: float = 30.0
     most_failed: int = 10
     exact: bool = True
+    auto_period: int = 1
     saves: bool = False
     step: int = 0
     position: Position = field(default_factory=Position)

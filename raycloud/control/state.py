@@ -53,7 +53,7 @@ class JobState:
         )
         self.heartbeats = Heartbeats(settings.late_s)
         self.resharing = Resharing(settings)
-        self.exchange = ExchangeCost(exact=settings.exact)
+        self.exchange = ExchangeCost(exact=settings.exact, auto_period=settings.auto_period)
         self.phase = Phase.NEW
         self.now_s = 0.0
         self.stop_requests = 0

@@ -128,6 +128,7 @@ class Session:
         job = self.job
         return ControlSettings(
             exact=job.sync_point.codec == "none" and job.resources.worker.gpus == 0,
+            auto_period=job.auto_period,
             min_workers=job.elastic.min_workers,
             max_workers=job.most_workers,
             silence_s=SILENCE_S * job.sync_point.period,  # a member tells of whole rounds

@@ -271,8 +271,11 @@ class Job(Section):
     @property
     def most_period(self) -> int:
         """Steps of the longest round: where it is chosen in the run, it begins with 1."""
-        if self.sync.period != "auto":
-            return self.sync.period
+        return self.auto_period if self.sync.period == "auto" else self.sync.period
+
+    @property
+    def auto_period(self) -> int:
+        """The most that may be chosen; 1 where something in the job cannot be in rounds."""
         errors = self.errors
         undone = (errors.on_nan, errors.on_error) != ("stop", "stop")
         undone = undone or self.elastic.backup_micro_batches > 0

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
-_HARDLY = 0.08  # of a step may the exchange of each take
+HARDLY = 0.08  # of a step may the exchange of each take
 _LITTLE, _LESS, _MORE = 0.04, 0.015, 0.06  # of a round: aimed at; a shorter, a longer one then
 _COMMON = 0.2  # of what members do in a round, at least
 _EXCHANGES = 8  # that are looked at, at least
@@ -109,7 +109,7 @@ def choose(now: Choice, every: Sequence[Seen]) -> tuple[Choice, str]:
     most = min(now.most, 2 ** max(0, int(math.log2(_LONGEST_S / step_s))))
     why = f"an exchange takes {whole_s:.2g} s, computing a step {step_s:.2g} s"
     if now.period == 1:
-        if exposed_s <= _HARDLY * (step_s + exposed_s):
+        if exposed_s <= HARDLY * (step_s + exposed_s):
             return _next(now, 1, f"{why}, of which {exposed_s:.2g} s are not hidden")
         return _next(now, _fewest(whole_s / step_s, most), why)
     if (common := in_common(rows)) < _COMMON:
@@ -119,7 +119,7 @@ def choose(now: Choice, every: Sequence[Seen]) -> tuple[Choice, str]:
     share = whole_s / (now.period * step_s)
     if _LESS < share < _MORE and now.period <= most:
         return now, ""
-    return _next(now, 1 if whole_s <= _HARDLY * step_s else _fewest(whole_s / step_s, most), why)
+    return _next(now, 1 if whole_s <= HARDLY * step_s else _fewest(whole_s / step_s, most), why)
 
 
 def _next(now: Choice, period: int, why: str) -> tuple[Choice, str]:

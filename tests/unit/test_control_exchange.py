@@ -43,6 +43,13 @@ def test_it_is_told_once_by_who_waits_least() -> None:
     assert gain == "about 0.5 s a step"  # 0.08 of exchange is hidden by 0.1 of computing
 
 
+def test_rounds_are_foretold_where_they_would_be_made() -> None:
+    [one] = notices(three(auto_period=16), (0.8, 0.8, 0.8))
+    assert one.detail["with `--set sync=auto`"] == "about 0.21 s a step"  # 0.2 + 0.125 / 16
+    [one] = notices(three(), (0.8, 0.8, 0.8))
+    assert one.detail["with `--set sync=auto`"] == "about 0.32 s a step"
+
+
 @pytest.mark.parametrize(
     ("settings", "waits", "until"),
     [
