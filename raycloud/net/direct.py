@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 _PARTS = 16  # given to the system at once
 _TURN_BYTES = 2**20  # read from one peer before the next has its turn
+_AT_ONCE_BYTES = 2**18  # the courier is woken by a whole payload, or by so much of it
 
 
 class DirectWork:
@@ -80,7 +81,15 @@ class _Peer:
         self.payload = torch.empty(0, dtype=torch.uint8)
         self.place = self.header  # what is filled
         self.at = 0
+        self.woken_by = 1  # bytes that have come
         self.ended = False  # it has closed its end
+
+    def wait_for_more(self) -> None:
+        """Be woken by what is missing in the place that is filled, not by each packet of it."""
+        missing = min(len(self.place) - self.at, _AT_ONCE_BYTES)
+        if missing != self.woken_by:
+            self.woken_by = missing
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, missing)
 
 
 class DirectTransport:
@@ -264,6 +273,7 @@ class DirectTransport:
             try:
                 got = peer.socket.recv_into(peer.place[peer.at :])
             except BlockingIOError:
+                peer.wait_for_more()
                 return
             except OSError as error:
                 raise _broke(peer, error) from error
