@@ -10,6 +10,7 @@ import contextlib
 import json
 import selectors
 import socket
+import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from raycloud.clock import SystemClock
 from raycloud.errors import TransportError
 from raycloud.net.exchange import (
     HEADER,
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from raycloud.net.stream import Stream
     from raycloud.net.transport import Coding
 
+_CLOCK = SystemClock()
 _PARTS = 16  # given to the system at once
 _TURN_BYTES = 2**20  # read from one peer before the next has its turn
 _AT_ONCE_BYTES = 2**18  # the courier is woken by a whole payload, or by so much of it
@@ -103,6 +106,7 @@ class DirectTransport:
 
     Attributes:
         bytes_sent: Of frames, in this generation.
+        courier_s: Processor seconds of the courier.
     """
 
     def __init__(
@@ -115,7 +119,7 @@ class DirectTransport:
     ) -> None:
         size = len(connections) + 1
         self.rank, self.size, self._nonce, self._threads = rank, size, nonce, threads
-        self.bytes_sent = 0
+        self.bytes_sent, self.courier_s = 0, 0.0
         self._exchange = DirectExchange(rank, size, self._send)
         self._works: dict[Operation, DirectWork] = {}
         self._asked: deque[DirectWork] = deque()
@@ -193,6 +197,7 @@ class DirectTransport:
 
     def _run(self) -> None:
         """The courier."""
+        thread = threading.get_ident()
         try:
             while self._broken is None:
                 for key, events in self._selector.select():
@@ -203,6 +208,7 @@ class DirectTransport:
                         self._read(key.data)
                     if events & selectors.EVENT_WRITE:
                         self._write(key.data)
+                self.courier_s = _CLOCK.thread_cpu_s(thread)
         except TransportError as error:
             self._broken = self._broken or error
         except Exception as error:  # noqa: BLE001 - the last line before the thread's end

@@ -168,6 +168,11 @@ class Replica:
         return int(hashlib.sha256(self.processor.encode()).hexdigest()[:12], 16)
 
     @property
+    def courier_s(self) -> float:
+        """Processor seconds that the exchanges of this generation have taken beside computing."""
+        return getattr(self._transport, "courier_s", 0.0)
+
+    @property
     def learning_rate(self) -> float:
         """Of the first parameter group."""
         return float(self.optimizer.param_groups[0]["lr"])

@@ -49,6 +49,7 @@ class Seen:
         wall_s: That they took.
         exposed_s: Of that the exchanges, as far as nothing hid them.
         hidden_s: What went on of them while this member computed.
+        lost_s: By which computing was slower for them, where they shared its processors.
         own: The squared norm of what it gave, by its weight in the sum.
         mean: That of the mean of all.
         alone: That of its part of the mean.
@@ -59,6 +60,7 @@ class Seen:
     wall_s: float = 0.0
     exposed_s: float = 0.0
     hidden_s: float = 0.0
+    lost_s: float = 0.0
     own: float = 0.0
     mean: float = 0.0
     alone: float = 0.0
@@ -88,6 +90,20 @@ def in_common(rows: Sequence[Seen]) -> float:
     return (rows[0].mean - floor) / (whole - floor) if whole > floor else 1.0
 
 
+def lost_s(computing_s: float, cpu_s: float, courier_s: float) -> float:
+    """By how much computing was slower for what exchanges took of the processors.
+
+    Where there is a processor for each thread, by nothing. Else the thread that computes, in so
+    many seconds, stood still for what others used; of all that the process had of the processors,
+    couriers had their part.
+
+    >>> [round(lost_s(1.2, cpu_s, 0.03), 3) for cpu_s in (1.23, 1.2, 0.24)]
+    [0.0, 0.03, 0.15]
+    """
+    stood_s = max(0.0, computing_s - (cpu_s - courier_s))
+    return min(stood_s, computing_s * courier_s / cpu_s) if cpu_s > 0.0 else 0.0
+
+
 def choose(now: Choice, every: Sequence[Seen]) -> tuple[Choice, str]:
     """The next choice by what all members have seen; and why, where it is another one.
 
@@ -103,14 +119,14 @@ def choose(now: Choice, every: Sequence[Seen]) -> tuple[Choice, str]:
     ):
         return now, ""
     last = min(rows, key=lambda one: one.exposed_s)  # waits least: that is what it costs
-    exposed_s = last.exposed_s / last.exchanges
-    whole_s = exposed_s + last.hidden_s / last.exchanges
-    step_s = max((last.wall_s - last.exposed_s) / last.steps, 1e-9)
+    cost_s = (last.exposed_s + last.lost_s) / last.exchanges
+    whole_s = cost_s + last.hidden_s / last.exchanges
+    step_s = max((last.wall_s - last.exposed_s - last.lost_s) / last.steps, 1e-9)
     most = min(now.most, 2 ** max(0, int(math.log2(_LONGEST_S / step_s))))
     why = f"an exchange takes {whole_s:.2g} s, computing a step {step_s:.2g} s"
     if now.period == 1:
-        if exposed_s <= HARDLY * (step_s + exposed_s):
-            return _next(now, 1, f"{why}, of which {exposed_s:.2g} s are not hidden")
+        if cost_s <= HARDLY * (step_s + cost_s):
+            return _next(now, 1, f"{why}, of which {cost_s:.2g} s are not hidden")
         return _next(now, _fewest(whole_s / step_s, most), why)
     if (common := in_common(rows)) < _COMMON:
         period = now.period // 2

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from raycloud.sync.period import Seen, choose
+from raycloud.sync.period import Seen, choose, lost_s
 
 if TYPE_CHECKING:
     from raycloud.net.lane import Lane
@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 
 _STARTING = 2  # exchanges of a generation or period that are not looked at
 _FIRST_LOOK_STEPS = 12  # before there is any choice
+
+
+class Processors(NamedTuple):
+    """Processor seconds that this process has used, and of these those that exchanges have."""
+
+    cpu_s: float = 0.0
+    courier_s: float = 0.0
 
 
 class PeriodLooks:
@@ -32,6 +39,7 @@ class PeriodLooks:
     def begin(self, step: int) -> None:
         """It is another generation, or period, from `step` on."""
         self._seen, self._starting = Seen(), _STARTING
+        self._since = self._now = Processors()
         if self._rounds is not None:
             choice, warm = self._rounds.choice, self._warm_steps
             if choice.number:
@@ -39,14 +47,18 @@ class PeriodLooks:
             else:
                 self._due_step = max(step + _FIRST_LOOK_STEPS, warm)
 
-    def see(self, steps: int, exchanged: Exchanged, weight: float, wall_s: float) -> None:
+    def see(
+        self, steps: int, exchanged: Exchanged, weight: float, wall_s: float, now: Processors
+    ) -> None:
         """An exchange after so many steps, which weigh `weight`, and what it all took."""
         rounds, seen = self._rounds, self._seen
         if rounds is None:
             return
         if self._starting:
             self._starting -= 1
+            self._since = now
             return
+        self._now = now
         seen.exchanges += 1
         seen.steps += steps
         seen.wall_s += wall_s
@@ -62,6 +74,11 @@ class PeriodLooks:
         """Choose anew, if that is due after so many steps; why, where it is another choice."""
         if self._rounds is None or step < self._due_step:
             return ""
+        whole, couriers = (
+            self._now.cpu_s - self._since.cpu_s,
+            self._now.courier_s - self._since.courier_s,
+        )
+        self._seen.lost_s = lost_s(self._seen.wall_s - self._seen.exposed_s, whole, couriers)
         rows = lane.gather((*self._seen.told(), bool(self._rounds.unaveraged)))
         now = self._rounds.choice
         if any(row[-1] for row in rows):  # rounds would be refused

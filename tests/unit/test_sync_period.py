@@ -46,6 +46,13 @@ def test_who_waits_least_tells_what_an_exchange_costs() -> None:
     assert choose(FIRST, [fast, fast])[0].period == 16
 
 
+def test_what_couriers_take_of_the_processors_counts() -> None:
+    shared = replace(seen(0.05), lost_s=10 * 0.15)
+    choice, why = choose(FIRST, [shared] * 2)
+    assert choice.period == 8  # 0.2 s of 0.85 s
+    assert why == "an exchange takes 0.2 s, computing a step 0.85 s"
+
+
 def test_little_that_was_seen_decides_nothing() -> None:
     few = replace(seen(0.5), exchanges=7)
     assert choose(FIRST, [seen(0.5), few]) == (FIRST, "")
