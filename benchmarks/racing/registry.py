@@ -29,7 +29,6 @@ CONTESTANTS: Mapping[str, Contestant] = {
         Raycloud("raycloud-tree", sync={"codec": "int4", "topology": "tree"}),
         Raycloud("raycloud-rounds", sync=ROUNDS),
         Raycloud("raycloud-auto", sync=AUTO),
-        Raycloud("raycloud-auto-tree", sync={**AUTO, "topology": "tree"}),
         RayTrain("ray-train", elastic=False),
         RayTrain("ray-train-elastic", elastic=True),
         Torchrun("torchrun", hook="none"),

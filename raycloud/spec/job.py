@@ -266,7 +266,7 @@ class Job(Section):
         if asked["codec"] == "auto" and asked["topology"] != "ring":
             told["codec"] = "none" if self.resources.worker.gpus else "int4"
         coded = told.get("codec", "none") != "none"
-        return SyncPoint(**{"topology": "direct" if coded else "ring", **told})
+        return SyncPoint(**{"topology": "tree" if coded else "ring", **told})
 
     @property
     def most_period(self) -> int:

@@ -182,7 +182,8 @@ class SyncSection(Section):
     sums a part of the gradient and sends the sum to all, in two latencies however many there are.
     tree: the same between zones, with the codec, of sums that are made inside each zone without it.
     A node's zone is its label `ray.io/availability-zone`; one without it is a zone of its own.
-    auto: direct with a codec, else ring."""
+    Where all are in one zone, or each in its own, that is direct. auto: tree with a codec, else
+    ring."""
     staleness: Annotated[
         Annotated[int, Field(ge=0)] | Literal["unbounded", "auto"],
         *_only("stale updates are", "auto", 0),

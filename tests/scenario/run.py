@@ -65,7 +65,7 @@ class Scenario:
         spoils: These spoil the parameters, where else their loss is not finite.
         at_once: Who joins takes the state where all meet, once it is known how fast links are.
         codec: How gradients travel.
-        topology: Between whom; machines are in two zones in turns.
+        topology: Between whom; `auto` is direct with a codec; machines are in two zones in turns.
         period: Steps between two exchanges, but for 1 rounds that move weights by Nesterov's; of
             `auto` they are 4, 1, 2 and 3 steps long in turns.
     """

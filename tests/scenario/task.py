@@ -119,7 +119,7 @@ def asked(
         settings={**settings, "double": codec == "none"},
         sync={
             "codec": codec,
-            "topology": topology,
+            "topology": "direct" if topology == "auto" and codec != "none" else topology,
             "period": period,
             "outer": "mean" if period == 1 else "nesterov",
             "bucket_bytes": 1024,

@@ -120,7 +120,7 @@ def test_sync_point_decides_every_auto(sync: object) -> None:
 
 @pytest.mark.parametrize(
     ("gpus", "topology", "expected"),
-    [(0, "auto", ("int4", "direct")), (1, "auto", ("none", "ring")), (0, "ring", ("none", "ring"))],
+    [(0, "auto", ("int4", "tree")), (1, "auto", ("none", "ring")), (0, "ring", ("none", "ring"))],
 )
 def test_auto_takes_int4_where_it_pays(gpus: int, topology: str, expected: tuple[str, str]) -> None:
     sync = {"period": "auto", "topology": topology, "staleness": "auto", "codec": "auto"}
@@ -128,10 +128,10 @@ def test_auto_takes_int4_where_it_pays(gpus: int, topology: str, expected: tuple
     assert (point.codec, point.topology) == expected
 
 
-@pytest.mark.parametrize("topology", ["auto", "direct"])
-def test_a_codec_goes_by_direct_exchange(topology: str) -> None:
+@pytest.mark.parametrize(("topology", "taken"), [("auto", "tree"), ("direct", "direct")])
+def test_a_codec_goes_by_no_ring(topology: str, taken: str) -> None:
     point = job(sync={"codec": "int4", "topology": topology}).sync_point
-    assert point == SyncPoint(period=1, topology="direct", staleness=0, codec="int4")
+    assert point == SyncPoint(period=1, topology=taken, staleness=0, codec="int4")
 
 
 @pytest.mark.parametrize("codec", ["none", "int8"])
