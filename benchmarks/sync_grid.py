@@ -242,15 +242,15 @@ class Point:
     seed: int
 
 
-def grid(seeds: Sequence[int]) -> Iterator[Point]:
-    """All points of the small model; with a period of 1 neither outer step nor warm start exist."""
+def grid(model: str, seeds: Sequence[int]) -> Iterator[Point]:
+    """All points of a model; with a period of 1 neither outer step nor warm start exist."""
     for seed, codec in product(seeds, CODECS):
-        yield Point("small", 1, codec, "mean", 0.0, 0.0, seed)
+        yield Point(model, 1, codec, "mean", 0.0, 0.0, seed)
     for period, codec, outer, warm, seed in product(
         (4, 8, 16, 32), ("none", "int4"), ("mean", "nesterov"), (0.1, 0.0), seeds
     ):
         momentum = OUTER_MOMENTUM if outer == "nesterov" else 0.0
-        yield Point("small", period, codec, outer, momentum, warm, seed)
+        yield Point(model, period, codec, outer, momentum, warm, seed)
 
 
 def round_trip(codec: Codec, values: Tensor) -> Tensor:
@@ -496,7 +496,7 @@ def main() -> None:
     points = (
         [parse_point(text, asked.model, seed) for seed in seeds for text in asked.points]
         if asked.points
-        else list(grid(seeds))
+        else list(grid(asked.model, seeds))
     )
     setting = settings(asked.data)[asked.model]
     device = torch.device(asked.device)

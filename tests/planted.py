@@ -265,8 +265,8 @@ MUTANTS = (
     ),
     Mutant(
         file="worker/transition.py",
-        old="rounds.take(Choice(*map(int, max(rows)[:3])))",
-        new="rounds.take(Choice(*map(int, min(rows)[:3])))",
+        old="newest = Choice(*map(int, max(counts)[:3]))",
+        new="newest = rounds.choice",
         breaks="who has not chosen how long rounds are goes on with another length",
         tests=("tests/scenario/test_training_faults.py",),
     ),

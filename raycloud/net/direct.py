@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from raycloud.net.stream import Stream
     from raycloud.net.transport import Coding
 
-_CLOCK = SystemClock()
 _PARTS = 16  # given to the system at once
 _TURN_BYTES = 2**20  # read from one peer before the next has its turn
 _AT_ONCE_BYTES = 2**18  # the courier is woken by a whole payload, or by so much of it
@@ -197,7 +196,7 @@ class DirectTransport:
 
     def _run(self) -> None:
         """The courier."""
-        thread = threading.get_ident()
+        clock, thread = SystemClock(), threading.get_ident()
         try:
             while self._broken is None:
                 for key, events in self._selector.select():
@@ -208,7 +207,7 @@ class DirectTransport:
                         self._read(key.data)
                     if events & selectors.EVENT_WRITE:
                         self._write(key.data)
-                self.courier_s = _CLOCK.thread_cpu_s(thread)
+                self.courier_s = clock.thread_cpu_s(thread)
         except TransportError as error:
             self._broken = self._broken or error
         except Exception as error:  # noqa: BLE001 - the last line before the thread's end
@@ -290,6 +289,7 @@ class DirectTransport:
             peer.at += got
             if peer.at == len(peer.place):
                 self._filled(peer)
+        peer.wait_for_more()  # of what its turn has ended in
 
     def _end(self, peer: _Peer) -> None:
         """A peer has closed its end: nothing is lost where nothing more is to come from it."""

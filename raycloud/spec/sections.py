@@ -165,7 +165,8 @@ class SyncSection(Section):
     measurement, a change of workers or shares. auto: 1 where what an exchange takes beyond what
     computing hides is at most 8% of a step, or on GPUs; else the smallest power of two that leaves
     4%, at most 16, by what is measured as the run goes on; fewer where workers move theirs in
-    directions that have little in common."""
+    directions that have little in common. It stays 1 with what rounds refuse: an `errors.on_nan` or
+    `errors.on_error` other than stop, backups, an optimizer that keeps what has no mean."""
     outer: Literal["mean", "nesterov", "auto"] = "auto"
     """How a round moves the weights. mean: by the weighted mean of what workers have moved theirs.
     nesterov: by that with momentum 0.8 and a rate of 0.7, as DiLoCo. auto: mean where the optimizer

@@ -72,7 +72,7 @@ def report_s(members: int) -> float:
     return max(1.0, members / _REPORTS_PER_S)
 
 
-# Of an fp32 value: int8 has a scale and an offset for 256 values, int4 one for 128.
+# Of an fp32 value: int8 has a scale and an offset for 256 values, int4 one for 32.
 _CODED = {"none": 1.0, "bf16": 1 / 2, "int8": 264 / 1024, "int4": 20 / 128}
 
 

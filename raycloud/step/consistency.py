@@ -130,7 +130,8 @@ class Consistency:
         """What is exact: parameters, what the optimizer holds but in rounds, running averages."""
         state, exact = self._replica.state, self._replica.statistics.exact
         tensors = state.tensors()
-        if self._replica.rounds is not None:
+        rounds = self._replica.rounds
+        if rounds is not None and rounds.unlike:
             tensors = {name: t for name, t in tensors.items() if not name.startswith(INNER)}
         return {
             name: tensor

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +96,7 @@ class Rounds(Stateful):
         self._parameters = tuple(p for _, p in trained.parameters)
         mine = {id(p) for p in self._parameters}
         others = (*model.named_parameters(), *model.named_buffers())
-        self._others = [(name, t) for name, t in others if id(t) not in mine]
+        update.others = [(name, t) for name, t in others if id(t) not in mine]
         self._momentum = [torch.zeros_like(p) for p in self._parameters] if nesterov else []
         self._follows, self._moved = follows, moved
         self.choice, self.adapts = choice, adapts
@@ -149,9 +149,13 @@ class Rounds(Stateful):
         """
         again = at < self._stepped
         if not again or any(p.grad is not None for p in self._parameters):
-            before = [t._version for _, t in self._others]  # noqa: SLF001 - has no public name
             self._update.apply(step, schedules=not again)
-            self._check_others(before)
+            if self._update.moves:
+                raise TaskError(
+                    f"an optimizer's step changes {self._update.moves!r}, which it does not train: "
+                    "each worker would make another change of it in the steps of a round",
+                    hint="write sync.period 1, or change it in forward passes, as a buffer",
+                )
             if not self._averages and (what := self.unaveraged):
                 raise TaskError(
                     f"{what}, and members' cannot be averaged where others take a state of rounds",
@@ -169,8 +173,10 @@ class Rounds(Stateful):
         It holds nothing before its first step.
         """
         optimizer = self._trained.optimizer
-        for of in optimizer.state.values():
-            for key, held in of.items():
+        if self._update.moves:
+            return f"a step of {type(optimizer).__name__} changes what it does not train"
+        for of in getattr(optimizer, "state", {}).values():
+            for key, held in of.items() if isinstance(of, Mapping) else [("state", of)]:
                 floats = isinstance(held, torch.Tensor) and held.is_floating_point()
                 if held is not None and not floats:
                     kind = held.dtype if isinstance(held, torch.Tensor) else type(held).__name__
@@ -268,12 +274,14 @@ class Rounds(Stateful):
     def load(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
         """See `Stateful.load`."""
         self.begin()
-        if self.adapts and "choice" in values:
+        own = self.choice
+        if self.adapts and "choice" in values:  # the momentum is of that one
             number, period, most = map(int, values["choice"])
-            self.take(Choice(number, period, min(most, self.choice.most)))
+            self.choice = Choice(number, period, min(most, own.most))
         for name, momentum in self.tensors().items():
             if name in tensors:
                 momentum.copy_(tensors[name])
+        self.take(own)
         weights = _by_member(tensors, _WEIGHT).get("", {})
         rank, size = self._seat()
         self.unlike = sorted(weights) == list(range(size))
@@ -288,8 +296,17 @@ class Rounds(Stateful):
         self._trains.put_moments(taken)
 
     def take(self, choice: Choice) -> None:
-        """Rounds have so many steps from the next one on; without effect where it is no newer."""
-        self.choice = max(self.choice, choice, key=lambda one: one.number)
+        """Rounds have so many steps from the next one on; without effect where it is no newer.
+
+        The momentum is of as many steps as a round has: it becomes longer or shorter with them, and
+        begins anew after steps that were no part of a round.
+        """
+        if choice.number <= self.choice.number:
+            return
+        before, self.choice = self.choice.period, choice
+        factor = choice.period / before if min(before, choice.period) > 1 else 0.0
+        for momentum in self._momentum:
+            momentum.mul_(factor)
 
     def begin(self) -> None:
         """See `Stateful.begin`."""
@@ -321,15 +338,6 @@ class Rounds(Stateful):
         settings = [{k: v for k, v in group.items() if k != "params"} for group in groups]
         schedule = self._update.scheduler
         return copy.deepcopy((settings, {} if schedule is None else schedule.state_dict()))
-
-    def _check_others(self, before: Iterable[int]) -> None:
-        for (name, tensor), version in zip(self._others, before, strict=True):
-            if tensor._version != version:  # noqa: SLF001 - has no public name
-                raise TaskError(
-                    f"an optimizer's step changes {name!r}, which it does not train: each worker "
-                    "would make another change of it in the steps of a round",
-                    hint="write sync.period 1, or change it in forward passes, as a buffer",
-                )
 
 
 def _by_member(

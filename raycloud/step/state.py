@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -426,6 +426,10 @@ class Update:
 
     The first one shows whether numpy's and Python's generators have to be seeded, too. The
     `scheduler` is None where it is not stepped once per step.
+
+    Attributes:
+        others: Tensors by name that are watched: a step should leave them alone.
+        moves: The first of them that one has changed; empty: none.
     """
 
     def __init__(
@@ -439,6 +443,8 @@ class Update:
         self._trained, self.scheduler = trained, scheduler
         self._randomness, self._seed, self._notice = randomness, seed, notice
         self._draws = True  # from numpy's or Python's generator; or none was made yet
+        self.others: Sequence[tuple[str, torch.Tensor]] = ()
+        self.moves = ""
 
     def apply(self, step: int, *, schedules: bool = True) -> None:
         """Move the parameters; `TaskError`: the task's code raised, or others are trained.
@@ -450,7 +456,11 @@ class Update:
         randomness.seed(stream_seed(self._seed, _UPDATE_STREAM, step), everything=everything)
         before = others_state()
         try:
+            versions = [t._version for _, t in self.others]  # noqa: SLF001 - has no public name
             call("Task.optimizer", self._trained.optimizer.step)
+            for (name, tensor), version in zip(self.others, versions, strict=True):
+                if tensor._version != version:  # noqa: SLF001 - likewise
+                    self.moves = self.moves or name
             if self.scheduler is not None and schedules:
                 call("Task.scheduler", self.scheduler.step)
             self._draws = others_state() != before

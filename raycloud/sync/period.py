@@ -7,16 +7,16 @@ what members do in them has little in common: then most of it is lost in the mea
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 HARDLY = 0.08  # of a step may the exchange of each take
-_LITTLE, _LESS, _MORE = 0.04, 0.015, 0.06  # of a round: aimed at; a shorter, a longer one then
+_AIM = 0.04  # of a round, where the exchange of each step takes more than that
+_SHORTER_BELOW, _LONGER_ABOVE = 0.015, 0.06  # of a round: else it stays as it is
 _COMMON = 0.2  # of what members do in a round, at least
 _EXCHANGES = 8  # that are looked at, at least
 _LOOK_STEPS, _LOOK_ROUNDS = 16, 4
-_LONGEST_S = 240.0  # that a round may take: changes wait for its end, and who hangs is found later
+_LONGEST_S = 120.0  # that a round may take: changes wait for its end, and fewer workers take longer
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -122,7 +122,7 @@ def choose(now: Choice, every: Sequence[Seen]) -> tuple[Choice, str]:
     cost_s = (last.exposed_s + last.lost_s) / last.exchanges
     whole_s = cost_s + last.hidden_s / last.exchanges
     step_s = max((last.wall_s - last.exposed_s - last.lost_s) / last.steps, 1e-9)
-    most = min(now.most, 2 ** max(0, int(math.log2(_LONGEST_S / step_s))))
+    most = min(now.most, 1 << max(0, int(_LONGEST_S / step_s).bit_length() - 1))
     why = f"an exchange takes {whole_s:.2g} s, computing a step {step_s:.2g} s"
     if now.period == 1:
         if cost_s <= HARDLY * (step_s + cost_s):
@@ -133,7 +133,7 @@ def choose(now: Choice, every: Sequence[Seen]) -> tuple[Choice, str]:
         why = f"what workers do in a round has only {max(common, 0.0):.0%} in common"
         return Choice(now.number + 1, period, period), why
     share = whole_s / (now.period * step_s)
-    if _LESS < share < _MORE and now.period <= most:
+    if _SHORTER_BELOW < share < _LONGER_ABOVE and now.period <= most:
         return now, ""
     return _next(now, 1 if whole_s <= HARDLY * step_s else _fewest(whole_s / step_s, most), why)
 
@@ -151,6 +151,6 @@ def _fewest(ratio: float, most: int) -> int:
     [2, 8, 32]
     """
     period = 2
-    while period < most and ratio > _LITTLE * period:
+    while period < most and ratio > _AIM * period:
         period *= 2
     return min(period, most)

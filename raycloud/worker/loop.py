@@ -30,7 +30,7 @@ from raycloud.step.rounds import average_moments
 from raycloud.worker.context import round_ends
 from raycloud.worker.dataset import LAYOUT, layout_record
 from raycloud.worker.evaluate import measured_value, merge_states
-from raycloud.worker.period import PeriodLooks, Processors
+from raycloud.worker.period import PeriodLooks, Processors, Took
 from raycloud.worker.tally import SampleAudit, StepCount, Tally
 
 if TYPE_CHECKING:
@@ -314,7 +314,8 @@ class Loop:
             count.bytes_dense, count.bytes_last = len(spans) * dense, found.exchanged.bytes_last
             self._tally.add(count)
             now = Processors(clock.cpu_s(), replica.courier_s)
-            self._looks.see(count.steps, found.exchanged, found.weight, wall_s, now)
+            took = Took(wall_s, count.compute_s)
+            self._looks.see(count.steps, found.exchanged, found.weight, took, now)
         if all_hold(found.exchanged, lane, behind=self._behind()):
             self._agree()
         self._compare()

@@ -23,6 +23,13 @@ class Processors(NamedTuple):
     courier_s: float = 0.0
 
 
+class Took(NamedTuple):
+    """Seconds of what leads to an exchange, that included, and of these those of passes."""
+
+    wall_s: float
+    computing_s: float
+
+
 class PeriodLooks:
     """Looks, at the same steps as all other members, whether rounds should have another length.
 
@@ -40,15 +47,17 @@ class PeriodLooks:
         """It is another generation, or period, from `step` on."""
         self._seen, self._starting = Seen(), _STARTING
         self._since = self._now = Processors()
+        self._computing_s = 0.0
         if self._rounds is not None:
             choice, warm = self._rounds.choice, self._warm_steps
             if choice.number:
-                self._due_step = max(step, warm) + choice.look_steps
+                starting = _STARTING * choice.period
+                self._due_step = max(step, warm) + starting + choice.look_steps
             else:
                 self._due_step = max(step + _FIRST_LOOK_STEPS, warm)
 
     def see(
-        self, steps: int, exchanged: Exchanged, weight: float, wall_s: float, now: Processors
+        self, steps: int, exchanged: Exchanged, weight: float, took: Took, now: Processors
     ) -> None:
         """An exchange after so many steps, which weigh `weight`, and what it all took."""
         rounds, seen = self._rounds, self._seen
@@ -61,10 +70,11 @@ class PeriodLooks:
         self._now = now
         seen.exchanges += 1
         seen.steps += steps
-        seen.wall_s += wall_s
+        seen.wall_s += took.wall_s
         seen.exposed_s += exchanged.exchange_s
         seen.hidden_s += exchanged.overlap_s
-        if rounds.given and weight > 0.0:
+        self._computing_s += took.computing_s
+        if rounds.choice.period > 1 and weight > 0.0:
             part = rounds.weight / weight
             seen.own += part * rounds.given
             seen.alone += part**2 * rounds.given
@@ -74,16 +84,18 @@ class PeriodLooks:
         """Choose anew, if that is due after so many steps; why, where it is another choice."""
         if self._rounds is None or step < self._due_step:
             return ""
-        whole, couriers = (
-            self._now.cpu_s - self._since.cpu_s,
-            self._now.courier_s - self._since.courier_s,
-        )
-        self._seen.lost_s = lost_s(self._seen.wall_s - self._seen.exposed_s, whole, couriers)
+        cpu_s = self._now.cpu_s - self._since.cpu_s
+        courier_s = self._now.courier_s - self._since.courier_s
+        self._seen.lost_s = lost_s(self._computing_s, cpu_s, courier_s)
         rows = lane.gather((*self._seen.told(), bool(self._rounds.unaveraged)))
         now = self._rounds.choice
         if any(row[-1] for row in rows):  # rounds would be refused
             now = replace(now, most=1)
         choice, why = choose(now, [Seen.of(row[:-1]) for row in rows])
-        self._rounds.take(choice)
-        self.begin(step)
-        return why
+        if choice != self._rounds.choice:
+            self._rounds.take(choice)
+            self.begin(step)
+            return why and (self._rounds.unaveraged or why)
+        self._seen, self._computing_s, self._since = Seen(), 0.0, self._now
+        self._due_step = step + choice.look_steps
+        return ""

@@ -160,7 +160,7 @@ class Transition:
         context.collate.joins = fusing is Fusing.JOINED
         if not any(one.begun for one in everyone):
             self._begin(meeting, lane, [one.step for one in everyone])
-        self._agree_on_rounds(lane)
+        self._agree_on_rounds(lane, everyone)
         newest = max(everyone, key=lambda one: one.agreed)
         if loop is not None and newest.agreed > own.agreed:
             loop.take_growth(newest.due_step)
@@ -189,13 +189,19 @@ class Transition:
             has = meeting.rank in point.holders
             average_moments(replica.rounds, replica.trains, lane, has=has)
 
-    def _agree_on_rounds(self, lane: Lane) -> None:
-        """Some may have begun a round, or chosen how long rounds are, where others have not."""
+    def _agree_on_rounds(self, lane: Lane, everyone: Sequence[MemberStatus]) -> None:
+        """Some may have begun a round, or chosen how long rounds are, where others have not.
+
+        One that the others have left behind may have made another choice than they since.
+        """
         rounds = self._context.replica.rounds
         if rounds is None:
             return
         rows = lane.gather((*astuple(rounds.choice), rounds.unlike))
-        rounds.take(Choice(*map(int, max(rows)[:3])))
+        counts = [row for row, one in zip(rows, everyone, strict=True) if one.begun] or rows
+        newest = Choice(*map(int, max(counts)[:3]))
+        rounds.take(newest)
+        rounds.choice = newest
         rounds.unlike = any(row[3] for row in rows)
         if self.loop is not None:
             self.loop.take_period()

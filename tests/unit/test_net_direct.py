@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import socket
+import sys
+import termios
 import threading
 import time
+import zlib
 from functools import partial
 from queue import Queue
 
@@ -15,7 +19,7 @@ import torch
 from raycloud.errors import TransportError
 from raycloud.net import direct
 from raycloud.net.direct import DirectTransport
-from raycloud.net.exchange import HEADER
+from raycloud.net.exchange import HEADER, Frame, Phase
 from raycloud.net.stream import greeting
 from raycloud.sync.codecs import CODECS
 from tests.sockets import Rounds, direct_members, together
@@ -176,3 +180,36 @@ def test_waiting_costs_nothing() -> None:
         assert time.process_time() - before < 0.1
         other = members[1].all_reduce(torch.ones(3))
         wait([work, other])
+
+
+def test_the_last_bytes_of_a_payload_wake_the_courier(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its turn has ended just before them, and it was to be woken by more."""
+    monkeypatch.setattr(direct, "_TURN_BYTES", 2000)
+    monkeypatch.setattr(direct, "_AT_ONCE_BYTES", 100)
+    payload = torch.arange(3050, dtype=torch.int64).to(torch.uint8)
+    octets = payload.numpy().tobytes()
+    frame = Frame(Phase.WHOLE, 0, len(octets), zlib.crc32(octets))
+    with (
+        socket.create_server((HERE, 0)) as door,
+        socket.create_connection(door.getsockname()) as peer,
+    ):
+        connection, _ = door.accept()
+        member = DirectTransport(1, {0: connection}, nonce=5)
+        got = torch.zeros_like(payload)
+        work = member.broadcast(got, 0)
+        sent = frame.pack(5) + octets
+        for some in (sent[:1024], sent[1024:3024], sent[3024:]):
+            peer.sendall(some)
+            until_read(connection)
+        assert work.wait(SOON_S)
+        member.close()
+    assert torch.equal(got, payload)
+
+
+def until_read(connection: socket.socket) -> None:
+    """Until nothing is left in its buffer, or too little to be woken by."""
+    waiting, until_s = bytearray(4), time.monotonic() + 1.0
+    while time.monotonic() < until_s:
+        fcntl.ioctl(connection, termios.FIONREAD, waiting)
+        if int.from_bytes(waiting, sys.byteorder) < direct._AT_ONCE_BYTES:
+            return

@@ -94,6 +94,20 @@ def test_a_chosen_period_holds_from_the_next_exchange_on(
     assert resumed.replica.period == 4
 
 
+def test_the_momentum_is_of_as_many_steps_as_a_round(tmp_path: Path) -> None:
+    rounds = Alone(tmp_path, in_rounds()).replica.rounds
+    assert rounds is not None
+    momenta = list(rounds.tensors().values())
+    for number, (period, size) in enumerate([(8, 2.0), (2, 0.25), (1, 0.0), (4, 0.0)], 1):
+        for momentum in momenta:
+            momentum.fill_(1.0)
+        before = rounds.choice
+        rounds.take(Choice(number, period, 16))
+        assert all(bool((momentum == size).all()) for momentum in momenta)
+        rounds.take(before)  # an older one
+        assert rounds.choice.period == period
+
+
 @pytest.mark.parametrize(
     "more",
     [
