@@ -85,14 +85,16 @@ class ModelState(Stateful):
     def put_moments(self, moments: Mapping[str, torch.Tensor]) -> None:
         """Write these in place; the optimizer gets those that it does not have yet."""
         held = self.moments()
-        places = [p for group in self._optimizer.param_groups for p in group["params"]]
+        groups = self._optimizer.param_groups
+        places = [(p, group) for group in groups for p in group["params"]]
         for name, tensor in moments.items():
             if name in held:
                 held[name].copy_(tensor)
                 continue
             of, _, key = name.removeprefix("optimizer/").rpartition("/")
-            place = places[self._names.index(of)]
-            there = tensor if tensor.dim() == 0 else tensor.to(place.device)  # as torch has counts
+            place, group = places[self._names.index(of)]
+            here = tensor.dim() == 0 and not (group.get("fused") or group.get("capturable"))
+            there = tensor if here else tensor.to(place.device)  # as torch has counts of steps
             self._optimizer.state[place][key] = there.clone()
 
     def values(self) -> dict[str, Any]:

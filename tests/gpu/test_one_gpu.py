@@ -21,6 +21,7 @@ from raycloud.checkpoint.payload import load_tensors
 from raycloud.errors import TaskError
 from raycloud.events import MemberLost
 from raycloud.report.log import read_events
+from raycloud.step.state import ModelState
 from tests import lockstep
 from tests.live import TASKS
 from tests.lockstep import Fleet, NetTask, difference, job, plain_loop
@@ -163,3 +164,28 @@ def test_bf16_is_near_fp32(tmp_path: Path) -> None:
     single = {"settings": {"double": False, "dropout": 0.0}}
     bf16 = trained(tmp_path / "bf16", single | {"precision": "bf16"})
     assert 0 < apart(bf16, trained(tmp_path / "fp32", single)) < 1e-2
+
+
+@pytest.mark.parametrize("how", ["fused", "capturable", "foreach"])
+def test_moments_are_put_where_the_optimizer_looks_for_them(how: str) -> None:
+    """A member that takes them has made no step yet."""
+
+    def made() -> tuple[nn.Module, torch.optim.Optimizer, ModelState]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3).cuda()
+        optimizer = torch.optim.AdamW(model.parameters(), **{how: True})
+        return model, optimizer, ModelState(model, optimizer, None)
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        model(torch.ones(2, 4, device="cuda")).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    one, its_optimizer, state = made()
+    other, other_optimizer, taken = made()
+    step(one, its_optimizer)
+    other.load_state_dict(one.state_dict())
+    taken.put_moments({name: t.cpu() for name, t in state.moments().items()})
+    step(one, its_optimizer)
+    step(other, other_optimizer)
+    assert difference(one, other) == 0.0
