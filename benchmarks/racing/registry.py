@@ -15,9 +15,9 @@ from benchmarks.racing.torchft_contestants import Torchft
 if TYPE_CHECKING:
     from benchmarks.racing.contestant import Contestant
 
-# A tenth of the some 200 updates of a race comes before the first round, as `auto` has it.
-ROUNDS = {"codec": "int4", "period": 16, "outer": "nesterov", "warm_steps": 20}
-AUTO = {"codec": "auto", "period": "auto", "topology": "auto", "warm_steps": 20}
+# A seventh of the some 200 updates of a race comes before the first round, as `auto` has it.
+ROUNDS = {"codec": "int4", "period": 16, "outer": "nesterov", "warm_steps": 28}
+AUTO = {"codec": "auto", "period": "auto", "topology": "auto", "warm_steps": 28}
 
 CONTESTANTS: Mapping[str, Contestant] = {
     one.name: one

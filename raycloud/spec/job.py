@@ -47,7 +47,7 @@ from raycloud.spec.yaml_text import is_unicode
 FORMAT = 1
 EXAMPLE = "gpt.py:Gpt"
 
-_WARM_STEPS, _MOST_WARM_STEPS = 200, 500  # before the first round
+_WARM_STEPS, _WARM_PART, _MOST_WARM = 200, 7, 500  # before the first round
 _MOST_PERIOD = 16  # by the grid of benchmarks.sync_grid, longer rounds cost too much of the loss
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _CLASS = re.compile(r"[^\W\d]\w*(\.([^\W\d]\w*|<locals>))*")
@@ -288,7 +288,7 @@ class Job(Section):
             return 0
         if self.sync.warm_steps != "auto":
             return self.sync.warm_steps
-        return _WARM_STEPS if self.steps is None else min(self.steps // 10, _MOST_WARM_STEPS)
+        return _WARM_STEPS if self.steps is None else min(self.steps // _WARM_PART, _MOST_WARM)
 
     def resolved(self) -> Job:
         """The same job with `task` as text and every relative path made absolute.

@@ -173,8 +173,8 @@ class SyncSection(Section):
     is SGD, else nesterov. With a period of 1 there are no rounds, and it is of no effect."""
     warm_steps: Annotated[int, Field(ge=0)] | Auto = "auto"
     """First steps of the run that are exchanged one by one, before rounds begin: what the model
-    learns then matters most. auto: a tenth of `steps`, at most 500; 200 where the job is measured
-    in epochs."""
+    learns then matters most. auto: a seventh of `steps`, at most 500; 200 where the job is
+    measured in epochs."""
     topology: Annotated[
         Literal["ring", "direct", "tree", "servers", "auto"],
         *_only("servers are", "auto", "ring", "direct", "tree"),

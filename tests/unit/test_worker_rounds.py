@@ -53,7 +53,7 @@ def test_a_round_ends_where_something_reads_the_state(tmp_path: Path) -> None:
     assert difference(alone.replica.model, fleet.replicas[0].model) == 0.0
 
 
-@pytest.mark.parametrize(("warm_steps", "wanted"), [(3, 3), ("auto", 5), (20, STEPS)])
+@pytest.mark.parametrize(("warm_steps", "wanted"), [(3, 3), ("auto", 7), (20, STEPS)])
 def test_the_first_steps_are_exchanged_one_by_one(
     warm_steps: int | str, wanted: int, tmp_path: Path
 ) -> None:
