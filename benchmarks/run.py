@@ -250,7 +250,8 @@ def _settings(target: float | None, *, quick: bool) -> Settings:
         return Settings(learning_rate=LEARNING_RATE)
     found = json.loads(REFERENCE.read_text())
     return Settings(
-        learning_rate=found["learning_rate"], target_loss=target or found["target_loss"]
+        learning_rate=found["learning_rate"],
+        target_loss=found["target_loss"] if target is None else target,
     )
 
 

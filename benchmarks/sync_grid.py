@@ -20,6 +20,7 @@ import argparse
 import json
 import math
 import os
+import platform
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -29,12 +30,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow.parquet as pq
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.workload import CLIP_NORM, Stream, Transformer, load_held_out, load_text, loss_of
+from jobs.cifar import ResNet, shifted
+from raycloud.data.images import decode
 from raycloud.step.rounds import OUTER_MOMENTUM, OUTER_RATE
 from raycloud.sync.codecs import CODECS, Codec, Int4, Int8
 
@@ -100,8 +104,6 @@ class ImageLoss(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        from jobs.cifar import ResNet  # noqa: PLC0415 - only where images are trained on
-
         self.model = ResNet(width=32, depth=1, classes=10)
         for module in self.model.modules():
             if isinstance(module, nn.BatchNorm2d):
@@ -127,10 +129,6 @@ class Images:
 
     @staticmethod
     def _load(directory: Path, part: str) -> tuple[npt.NDArray[np.uint8], Tensor]:
-        import pyarrow.parquet as pq  # noqa: PLC0415 - only where images are trained on
-
-        from raycloud.data.images import decode  # noqa: PLC0415 - likewise
-
         tables = [pq.read_table(path) for path in sorted(directory.glob(f"*{part}*.parquet"))]
         images = [decode(table["image"].to_pylist(), size=(32, 32)) for table in tables]
         labels = [table["label"].to_numpy() for table in tables]
@@ -138,8 +136,6 @@ class Images:
 
     def data(self, seed: int, batch: int) -> tuple[Batches, Sequence[tuple[Tensor, ...]]]:
         """Shuffled once an epoch, moved and mirrored; as `Setting.data`."""
-        from jobs.cifar import shifted  # noqa: PLC0415 - likewise
-
         images, labels = self._of["train"]
         an_epoch = len(labels) // batch
 
@@ -401,6 +397,7 @@ class Side:
         return [
             {
                 **asdict(point),
+                "machine": machine(self._device),
                 "losses": losses[at],
                 **{
                     name: {**one.signals[at].means(), "residual": one.residual_norm(at)}
@@ -468,6 +465,13 @@ def parse_point(text: str, model: str, seed: int) -> Point:
     return Point(model, int(period), codec, outer, float(momentum), float(warm), seed)
 
 
+def machine(device: torch.device) -> str:
+    """Of what rows are to be compared: the same processor, torch and text."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    python = platform.python_version()
+    return f"{name}, torch {torch.__version__.partition('+')[0]}, the text of Python {python}"
+
+
 def sides(points: Iterable[Point], most: int) -> Iterator[list[Point]]:
     """Points that can train side by side, at most so many at once."""
     by: dict[tuple[str, str], list[Point]] = defaultdict(list)
@@ -501,7 +505,8 @@ def main() -> None:
     setting = settings(asked.data)[asked.model]
     device = torch.device(asked.device)
     rows = json.loads(asked.json.read_text()) if asked.json.exists() else []
-    known = {tuple(row[name] for name in asdict(points[0])) for row in rows}
+    here = [row for row in rows if row["machine"] == machine(device)]  # the text is Python's
+    known = {tuple(row[name] for name in asdict(points[0])) for row in here}
     left = [point for point in points if tuple(asdict(point).values()) not in known]
     for some in sides(left, asked.together or (64 if device.type == "cuda" else 1)):
         found = Side(setting, some, device).train()

@@ -194,7 +194,7 @@ class Rounds(Stateful):
             return
         moved = [start - p.detach() for p, start in zip(self._parameters, self._start, strict=True)]
         if self.adapts:
-            self.given = sum(float(norm) ** 2 for norm in torch._foreach_norm(moved))  # noqa: SLF001 - it has no public name
+            self.given = float(nn.utils.get_total_norm(moved)) ** 2
         for p, delta in zip(self._parameters, moved, strict=True):
             p.grad = delta
 
@@ -261,8 +261,15 @@ class Rounds(Stateful):
         """See `Stateful.values`."""
         return {"choice": astuple(self.choice)} if self.adapts else {}
 
-    def check_fits(self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Any]) -> None:  # noqa: ARG002 - it has none
+    def check_fits(self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Any]) -> None:
         """See `Stateful.check_fits`; momentum begins from zero where there was none."""
+        told = values.get("choice", (0, 1, 1))
+        counts = isinstance(told, list | tuple) and all(type(one) is int for one in told)
+        if not counts or len(told) != 3 or not 1 <= told[1] <= told[2]:  # noqa: PLR2004 - its fields
+            raise TaskError(
+                f"the checkpoint has rounds of {told!r}, not a number, a period and the longest",
+                hint="resume from another checkpoint: this one was altered",
+            )
         wanted = {name: tuple(t.shape) for name, t in self.tensors().items()}
         given = {name: shape for name, shape in shapes.items() if name.startswith(_MOMENTUM)}
         if wanted and given and given != wanted:
@@ -276,8 +283,8 @@ class Rounds(Stateful):
         self.begin()
         own = self.choice
         if self.adapts and "choice" in values:  # the momentum is of that one
-            number, period, most = map(int, values["choice"])
-            self.choice = Choice(number, period, min(most, own.most))
+            number, period, most = values["choice"]
+            self.choice = Choice(number, min(period, own.most), min(most, own.most))
         for name, momentum in self.tensors().items():
             if name in tensors:
                 momentum.copy_(tensors[name])

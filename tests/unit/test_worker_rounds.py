@@ -200,3 +200,13 @@ def test_an_optimizer_that_keeps_what_cannot_be_averaged_is_refused(tmp_path: Pa
     with pytest.raises(TaskError, match="AdamW keeps 'seen', of type int"):
         Alone(tmp_path / "rounds", in_rounds(), Counting()).run()
     assert Alone(tmp_path / "steps", job(), Counting()).run()
+
+
+@pytest.mark.parametrize("choice", [(1, 0, 16), (1, 32, 16), "144", (1, 4), (1, 2.5, 4), None])
+def test_an_altered_choice_in_a_checkpoint_is_refused(choice: Any, tmp_path: Path) -> None:
+    rounds = Alone(tmp_path, in_rounds(period="auto")).replica.rounds
+    assert rounds is not None
+    with pytest.raises(TaskError, match="the checkpoint has rounds of"):
+        rounds.check_fits({}, {"choice": choice})
+    rounds.check_fits({}, {"choice": [1, 4, 16]})
+    rounds.check_fits({}, {})
