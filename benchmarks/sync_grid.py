@@ -461,8 +461,17 @@ class Side:
 
 def parse_point(text: str, model: str, seed: int) -> Point:
     """A point as `period,codec,outer,momentum,warm`."""
-    period, codec, outer, momentum, warm = text.split(",")
-    return Point(model, int(period), codec, outer, float(momentum), float(warm), seed)
+    try:
+        period, codec, outer, momentum, warm = text.split(",")
+        point = Point(model, int(period), codec, outer, float(momentum), float(warm), seed)
+    except ValueError:
+        raise SystemExit(f"{text!r} is no point: write period,codec,outer,momentum,warm") from None
+    if point.period < 1 or codec not in CODECS or outer not in {"mean", "nesterov"}:
+        known = ", ".join(CODECS)
+        raise SystemExit(
+            f"{text!r}: periods are at least 1, codecs {known}, outer mean or nesterov"
+        )
+    return point
 
 
 def machine(device: torch.device) -> str:
@@ -495,6 +504,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--together", type=int, help="points at once; not: 1, on a GPU 64")
     asked = parser.parse_args()
+    if asked.model == "images" and not (asked.data and list(asked.data.glob("*train*.parquet"))):
+        parser.error("--model images needs --data, a directory of Parquet files of CIFAR-10")
     torch.set_num_threads(1)
     seeds = range(asked.seeds)
     points = (
