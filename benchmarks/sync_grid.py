@@ -1,7 +1,7 @@
 """Does it train? What rounds and codecs cost in held-out loss, at equal samples.
 
     python -m benchmarks.sync_grid       # the whole grid; what is in the file is not done again
-    python -m benchmarks.sync_grid --model testbed --points 8,int4,nesterov,0.8,0.1 1,none,mean,0,0
+    python -m benchmarks.sync_grid --model testbed --points 8,int4,nesterov,0.85,0.1 1,none,mean,0,0
     python -m benchmarks.sync_grid --model images --data DIRECTORY --points 1,int4,mean,0,0
 
 Four members of each point are simulated, all in one process; points of one model train side by side
@@ -39,7 +39,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.workload import CLIP_NORM, Stream, Transformer, load_held_out, load_text, loss_of
 from jobs.cifar import ResNet, shifted
 from raycloud.data.images import decode
-from raycloud.step.rounds import OUTER_MOMENTUM, OUTER_RATE
+from raycloud.step.rounds import OUTER_MOMENTUM, outer_rate
 from raycloud.sync.codecs import CODECS, Codec, Int4, Int8
 
 MEMBERS = 4
@@ -96,6 +96,21 @@ def text_data(seed: int, batch: int) -> tuple[Batches, Sequence[tuple[Tensor, ..
     return lambda update: (stream.batch(update * batch, batch),), [(part,) for part in held_out]
 
 
+class BatchNorm(nn.Module):
+    """By the batch's own statistics; torch's cannot be batched over models on a GPU."""
+
+    def __init__(self, of: nn.BatchNorm2d) -> None:
+        super().__init__()
+        self.weight, self.bias = of.weight, of.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of (rows, channels, height, width) each channel with mean `bias`, deviation `weight`."""
+        mean = x.mean((0, 2, 3), keepdim=True)
+        variance = (x - mean).square().mean((0, 2, 3), keepdim=True)
+        scale = (variance + 1e-5).rsqrt() * self.weight[:, None, None]
+        return (x - mean) * scale + self.bias[:, None, None]
+
+
 class ImageLoss(nn.Module):
     """The ResNet of `jobs/cifar.py` and its loss; batches are normalised by their own statistics.
 
@@ -106,9 +121,9 @@ class ImageLoss(nn.Module):
         super().__init__()
         self.model = ResNet(width=32, depth=1, classes=10)
         for module in self.model.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                module.track_running_stats = False
-                module.running_mean = module.running_var = module.num_batches_tracked = None
+            for name, child in module.named_children():
+                if isinstance(child, nn.BatchNorm2d):
+                    setattr(module, name, BatchNorm(child))
             if isinstance(module, nn.ReLU):
                 module.inplace = False
 
@@ -225,6 +240,7 @@ class Point:
         codec: A key of `CODECS`.
         outer: `mean` or `nesterov`: what is made of the members' mean progress in a round.
         momentum: Of the latter.
+        rate: Of the latter; 1 for the mean.
         warm: The part of all updates that come first with a period of 1.
         seed: Of weights and order.
     """
@@ -234,6 +250,7 @@ class Point:
     codec: str
     outer: str
     momentum: float
+    rate: float
     warm: float
     seed: int
 
@@ -241,12 +258,13 @@ class Point:
 def grid(model: str, seeds: Sequence[int]) -> Iterator[Point]:
     """All points of a model; with a period of 1 neither outer step nor warm start exist."""
     for seed, codec in product(seeds, CODECS):
-        yield Point(model, 1, codec, "mean", 0.0, 0.0, seed)
+        yield Point(model, 1, codec, "mean", 0.0, 1.0, 0.0, seed)
     for period, codec, outer, warm, seed in product(
         (4, 8, 16, 32), ("none", "int4"), ("mean", "nesterov"), (0.1, 0.0), seeds
     ):
         momentum = OUTER_MOMENTUM if outer == "nesterov" else 0.0
-        yield Point(model, period, codec, outer, momentum, warm, seed)
+        rate = outer_rate(period) if outer == "nesterov" else 1.0
+        yield Point(model, period, codec, outer, momentum, rate, warm, seed)
 
 
 def round_trip(codec: Codec, values: Tensor) -> Tensor:
@@ -439,8 +457,8 @@ class Side:
         keeps = torch.tensor([[point.momentum] for point in points], device=self._device)
         momenta = self._momenta[ended] * keeps + delta
         self._momenta[ended] = momenta
-        nesterov = torch.tensor([[p.outer == "nesterov"] for p in points], device=self._device)
-        delta = torch.where(nesterov, OUTER_RATE * (delta + keeps * momenta), delta)
+        rates = torch.tensor([[point.rate] for point in points], device=self._device)
+        delta = rates * (delta + keeps * momenta)
         self._anchors[ended] = anchors - delta
         self._rows[ended] = (anchors - delta)[:, None]
 
@@ -463,7 +481,8 @@ def parse_point(text: str, model: str, seed: int) -> Point:
     """A point as `period,codec,outer,momentum,warm`."""
     try:
         period, codec, outer, momentum, warm = text.split(",")
-        point = Point(model, int(period), codec, outer, float(momentum), float(warm), seed)
+        rate = outer_rate(int(period)) if outer == "nesterov" else 1.0
+        point = Point(model, int(period), codec, outer, float(momentum), rate, float(warm), seed)
     except ValueError:
         raise SystemExit(f"{text!r} is no point: write period,codec,outer,momentum,warm") from None
     if point.period < 1 or codec not in CODECS or outer not in {"mean", "nesterov"}:

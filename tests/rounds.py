@@ -17,7 +17,7 @@ from raycloud.step.commit import collect, commit
 from raycloud.step.feed import adopted_by_step
 from raycloud.step.local import begin_round, compute_step
 from raycloud.step.residual import sum_of
-from raycloud.step.rounds import OUTER_MOMENTUM, OUTER_RATE, average_moments
+from raycloud.step.rounds import OUTER_MOMENTUM, average_moments, outer_rate
 from raycloud.sync.buckets import lay_out
 from raycloud.sync.codecs import CODECS
 from tests.coded import simulated
@@ -188,7 +188,8 @@ def simulated_rounds(
                 mean = part.view_as(start[name])
                 if asked.sync.outer == "nesterov":
                     momentum[name].mul_(OUTER_MOMENTUM).add_(mean)
-                    mean = OUTER_RATE * (mean + OUTER_MOMENTUM * momentum[name])
+                    rate = outer_rate(asked.most_period)
+                    mean = rate * (mean + OUTER_MOMENTUM * momentum[name])
                 with torch.no_grad():
                     for one in members:
                         one.named[name].copy_(start[name] - mean)

@@ -163,14 +163,16 @@ class SyncSection(Section):
     worker makes these steps with its own share of them, and what is exchanged at the end is how far
     it has come (local SGD). A round ends early where the state is read: before a checkpoint, a
     measurement, a change of workers or shares. auto: 1 where what an exchange takes beyond what
-    computing hides is at most 8% of a step, or on GPUs; else the smallest power of two that leaves
-    4%, at most 16, by what is measured as the run goes on; fewer where workers move theirs in
-    directions that have little in common. It stays 1 with what rounds refuse: an `errors.on_nan` or
-    `errors.on_error` other than stop, backups, an optimizer that keeps what has no mean."""
+    computing hides is at most 8% of a step, or on GPUs; else 8 or 16, the least that leaves 4%, by
+    what is measured as the run goes on; 1 again where workers move theirs in directions that have
+    little in common. Shorter rounds than 8 lose more, not less, with Adam and its like. It stays 1
+    with what rounds refuse: an `errors.on_nan` or `errors.on_error` other than stop, backups, an
+    optimizer that keeps what has no mean."""
     outer: Literal["mean", "nesterov", "auto"] = "auto"
     """How a round moves the weights. mean: by the weighted mean of what workers have moved theirs.
-    nesterov: by that with momentum 0.8 and a rate of 0.7, as DiLoCo. auto: mean where the optimizer
-    is SGD, else nesterov. With a period of 1 there are no rounds, and it is of no effect."""
+    nesterov: by that with momentum 0.85 and a rate of sqrt(period / 32), at most 1, after DiLoCo.
+    auto: mean where the optimizer is SGD, else nesterov. With a period of 1 there are no rounds,
+    and it is of no effect."""
     warm_steps: Annotated[int, Field(ge=0)] | Auto = "auto"
     """First steps of the run that are exchanged one by one, before rounds begin: what the model
     learns then matters most. auto: a seventh of `steps`, at most 500; 200 where the job is

@@ -5,18 +5,20 @@ gives how far it has come, theta_start - theta, weighted by what it has computed
 that of gradients. The mean D moves the parameters that all had at the start:
 
     mean       theta <- theta_start - D
-    nesterov   m <- 0.8 m + D;  theta <- theta_start - 0.7 (D + 0.8 m)
+    nesterov   m <- 0.85 m + D;  theta <- theta_start - r (D + 0.85 m),  r = sqrt(H / 32) <= 1
 
-(Stich, "Local SGD converges fast", ICLR 2019; Douillard et al., "DiLoCo", 2023, with a momentum of
-0.9, which `benchmarks.sync_grid` finds to be too much for runs of a thousand steps.) The round is a
-transaction as a step is. What the optimizer holds, its moments, is each member's own, in a
-checkpoint too; it becomes the mean of all where the state is handed over.
+for rounds of H steps (Stich, "Local SGD converges fast", ICLR 2019; Douillard et al., "DiLoCo",
+2023, whose 0.9 and 0.7 are for rounds of hundreds of steps; these are what `benchmarks.sync_grid`
+finds for 8 and 16). The round is a transaction as a step is. What the optimizer holds, its moments,
+is each member's own, in a checkpoint too; where the state is handed over, it becomes the mean of
+all.
 """
 
 from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
@@ -37,9 +39,22 @@ if TYPE_CHECKING:
     from raycloud.net.lane import Lane
     from raycloud.step.state import ModelState, TrainedParameters, Update
 
-OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.8
+OUTER_MOMENTUM = 0.85
+_RATE_ONE = 32  # steps of a round whose outer rate is 1
 _MOMENTUM, _INNER, _WEIGHT = "momentum/", "inner/", "weight"  # the last two by member
 _IDLE = 2.0**-20  # the weight of the moments of who has computed nothing in a round
+
+
+def outer_rate(period: int) -> float:
+    """Nesterov's, for rounds of so many steps.
+
+    In short ones the moments of the members' optimizers outlive a round, and go on where the outer
+    step has already been.
+
+    >>> [round(outer_rate(period), 2) for period in (8, 16, 100)]
+    [0.5, 0.71, 1.0]
+    """
+    return min(1.0, math.sqrt(period / _RATE_ONE))
 
 
 class Rounds(Stateful):
@@ -220,7 +235,7 @@ class Rounds(Stateful):
         if not self._momentum:
             return mean
         momentum = self._momentum[k].mul_(OUTER_MOMENTUM).add_(mean)
-        return OUTER_RATE * (mean + OUTER_MOMENTUM * momentum)
+        return outer_rate(self.choice.period) * (mean + OUTER_MOMENTUM * momentum)
 
     def discard(self) -> None:
         """See `Stateful.discard`; moments stay as the round has left them."""

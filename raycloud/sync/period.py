@@ -1,8 +1,9 @@
 """`sync.period: auto`: how many steps a round has, by what exchanges have taken in the run itself.
 
 After each step it is as long as what of an exchange is not hidden takes little of a step; else the
-fewest steps, a power of two, that leave little of it. Rounds become shorter, and stay so, where
-what members do in them has little in common: then most of it is lost in the mean.
+fewest steps, 8 or a larger power of two, that leave little of it. Where what members do in rounds
+has little in common, there are none any more: most of it is lost in the mean, and of shorter rounds
+more.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from dataclasses import astuple, dataclass
 HARDLY = 0.08  # of a step may the exchange of each take
 _AIM = 0.04  # of a round, where the exchange of each step takes more than that
 _SHORTER_BELOW, _LONGER_ABOVE = 0.015, 0.06  # of a round: else it stays as it is
-_COMMON = 0.2  # of what members do in a round, at least
+_COMMON = 0.15  # of what members do in a round, at least
+_FEWEST = 8  # steps of a round: shorter ones cost more of the loss than longer ones
 _EXCHANGES = 8  # that are looked at, at least
 _LOOK_STEPS, _LOOK_ROUNDS = 16, 4
 _LONGEST_S = 120.0  # that a round may take: changes wait for its end, and fewer workers take longer
@@ -129,9 +131,8 @@ def choose(now: Choice, every: Sequence[Seen]) -> tuple[Choice, str]:
             return _next(now, 1, f"{why}, of which {cost_s:.2g} s are not hidden")
         return _next(now, _fewest(whole_s / step_s, most), why)
     if (common := in_common(rows)) < _COMMON:
-        period = now.period // 2
         why = f"what workers do in a round has only {max(common, 0.0):.0%} in common"
-        return Choice(now.number + 1, period, period), why
+        return Choice(now.number + 1, 1, 1), why
     share = whole_s / (now.period * step_s)
     if _SHORTER_BELOW < share < _LONGER_ABOVE and now.period <= most:
         return now, ""
@@ -145,12 +146,12 @@ def _next(now: Choice, period: int, why: str) -> tuple[Choice, str]:
 
 
 def _fewest(ratio: float, most: int) -> int:
-    """The fewest steps, a power of two, of which an exchange takes little; at most so many.
+    """The fewest steps of which an exchange takes little; at most so many, 1 where that is too few.
 
-    >>> [_fewest(ratio, 32) for ratio in (0.05, 0.3, 9.0)]
-    [2, 8, 32]
+    >>> [_fewest(ratio, 32) for ratio in (0.05, 0.5, 9.0)], _fewest(9.0, 4)
+    ([8, 16, 32], 1)
     """
-    period = 2
+    period = _FEWEST
     while period < most and ratio > _AIM * period:
         period *= 2
-    return min(period, most)
+    return period if period <= most else 1

@@ -73,8 +73,8 @@ def test_it_settles_on_one() -> None:
 def test_rounds_with_nothing_in_common_end() -> None:
     rounds = Chosen(Choice(0, 1, 16))
     found = choices(rounds, 0.3, until=1000, common=0.0)
-    assert [choice.period for _, choice in found] == [8, 4, 2, 1]
-    assert found[-1][1] == Choice(4, 1, 1)
+    assert [choice.period for _, choice in found] == [8, 1]
+    assert found[-1][1] == Choice(2, 1, 1)
 
 
 def test_an_optimizer_without_a_mean_stays_without_rounds() -> None:
