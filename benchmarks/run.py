@@ -294,6 +294,7 @@ def _parse(arguments: Sequence[str] | None) -> Asked:
     parser.add_argument("--json", type=Path, help="file for the rows; quick: none is kept without")
     parser.add_argument("--quick", action="store_true", help="does it work? tiny, and no target")
     parser.add_argument("--target", type=float, help="held-out loss in place of the reference's")
+    parser.add_argument("--limit", type=float, help="seconds that a run may take, in place of 360")
     parser.add_argument("--again", action="store_true", help="run also what has a row already")
     parser.add_argument("--keep", type=Path, help="directory for the runs' logs and journals")
     parser.add_argument(
@@ -312,6 +313,8 @@ def _parse(arguments: Sequence[str] | None) -> Asked:
     if not asked.quick:
         names = (LIMIT, *(name for name in names if name != LIMIT))
     scenarios = asked.scenario or tuple(SCENARIOS.values())
+    if asked.limit is not None:
+        scenarios = tuple(replace(one, limit_s=asked.limit) for one in scenarios)
     return Asked(
         scenarios=tuple(one.squeezed() for one in scenarios) if asked.quick else scenarios,
         contestants=names,
