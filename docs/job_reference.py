@@ -8,6 +8,7 @@ from raycloud.spec.job import Job
 from raycloud.spec.load import LARGEST_FILE_BYTES
 from raycloud.spec.rules import RULES
 from raycloud.spec.schema import Node, accepts, fields_of, is_free, plain_word, schema_of, walk
+from raycloud.spec.sweep import Parameter, Sweep
 
 _WIDTH = 100
 
@@ -43,6 +44,13 @@ _EXAMPLE_INTRO = """\
 ## Every field at its default
 
 Only `task`, and one of `steps` and `epochs`, must be written.
+"""
+
+_SWEEP_INTRO = """\
+## Beside the job
+
+What `raycloud sweep` reads in the same file, and `raycloud train` leaves out: see
+[sweeps](sweeps.md).
 """
 
 _RULES_INTRO = """\
@@ -82,6 +90,8 @@ def render() -> str:
     tables += [(f"`{n}`", n, node) for n, node in walk(tree) if fields_of(node) and not _null(node)]
     parts = [_INTRO, _EXAMPLE_INTRO, f"```yaml\n{example()}```\n"]
     parts += [_section(title, name, node) for title, name, node in tables]
+    parts += [_SWEEP_INTRO, _section("`sweep`", "sweep", schema_of(Sweep))]
+    parts += [_section("`sweep.space.FIELD`", "sweep.space.FIELD", schema_of(Parameter))]
     parts += [_RULES_INTRO, "".join(f"- {rule.meaning}\n" for rule in RULES), _FUSING]
     return "\n".join(parts)
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from raycloud.on_ray.dry_run import plan
     from raycloud.on_ray.run import train
     from raycloud.on_ray.session import Run
+    from raycloud.on_ray.sweep import Found, sweep
     from raycloud.rows import Rows
     from raycloud.spec import Job, load_job
     from raycloud.task import Source, Splits, Task
@@ -27,6 +28,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Accuracy",
     "Auc",
+    "Found",
     "Job",
     "Mean",
     "Metric",
@@ -37,6 +39,7 @@ __all__ = [
     "Task",
     "load_job",
     "plan",
+    "sweep",
     "train",
 ]
 
@@ -45,6 +48,7 @@ _HOMES = {
     "raycloud.on_ray.dry_run": {"plan"},
     "raycloud.on_ray.run": {"train"},
     "raycloud.on_ray.session": {"Run"},
+    "raycloud.on_ray.sweep": {"Found", "sweep"},
     "raycloud.rows": {"Rows"},
     "raycloud.spec": {"Job", "load_job"},
     "raycloud.task": {"Source", "Splits", "Task"},

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import sys
 
-from raycloud.cli import cache, chaos, project, runs, submit, train  # each adds its commands
+from raycloud.cli import cache, chaos, project, runs, submit, sweep, train  # each adds its commands
 from raycloud.cli.shell import app
 from raycloud.clock import SystemClock
 
-__all__ = ["app", "cache", "chaos", "main", "project", "runs", "submit", "train"]
+__all__ = ["app", "cache", "chaos", "main", "project", "runs", "submit", "sweep", "train"]
 
 
 def main() -> None:

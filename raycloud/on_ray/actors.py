@@ -19,6 +19,7 @@ import ray
 from raycloud.clock import SystemClock
 from raycloud.errors import RaycloudError
 from raycloud.events import MemberLeaving, Noticed
+from raycloud.net.heartbeat import HeartbeatPeer
 from raycloud.on_ray.attach import keep_confidential
 from raycloud.planner.inventory import price_per_hour
 from raycloud.preemption import PreemptionNotice, on_sigterm, watch_here
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from raycloud.recovery.rendezvous import Meeting
     from raycloud.step.straggler import Stalled, Straggling
     from raycloud.worker.context import MemberConfig
+    from raycloud.worker.member import Member
     from raycloud.worker.outbox import OutboxEntry, Survivor
 
 
@@ -55,32 +57,73 @@ def loading() -> Iterator[None]:
 
 @ray.remote
 class MemberActor:
-    """A member of a run. What a driver of a superseded term asks is passed over."""
+    """A member of a run. What a driver of a superseded term asks is passed over.
 
-    def __init__(self, told: Sequence[ObjectRef[MemberConfig]]) -> None:
-        """Start building in the background, as one object in Ray's store says."""
-        with loading():
-            config = ray.get(told[0])  # the task comes with it, and with that torch
-            from raycloud.net.heartbeat import HeartbeatPeer
-            from raycloud.on_ray.provider import RayProvider
-            from raycloud.worker.member import Member
+    In a seat that is granted to one run after the other (`seats`), its process is that of several
+    members, one at a time: `begin` and `end` follow each other.
 
+    Args:
+        told: What it begins with, as one object in Ray's store; empty: it waits for `begin`.
+        term: Of the driver.
+    """
+
+    def __init__(self, told: Sequence[ObjectRef[MemberConfig]], term: int = 0) -> None:
+        """Load what computes, and start building in the background where there is something."""
         environment, context = Environment.from_process(), ray.get_runtime_context()
-        know(environment.secrets | secrets_of(config.job))
-        here, address = context.get_node_id(), ray.util.get_node_ip_address()
-        labels = {name: str(text) for name, text in context.get_node_labels().items()}
-        self._provider = RayProvider(config, here)
-        placed = replace(config, node=here, address=address, price_per_hour=price_per_hour(labels))
-        self._log = LogCapture(config.member, SystemClock(), lambda: self._member.step)
+        know(environment.secrets)
+        self._clock, self._node = SystemClock(), context.get_node_id()
+        self._member: Member | None = None
+        self._begun = threading.Event()
+        self._turn, self._term, self._number = threading.Lock(), term, -1
+        self._probed = HeartbeatPeer(self._clock)
+        key = f"{context.get_job_id()}/{self._node}"
+        self._watch = watch_here(-1, key, self._clock, environment.cloud)
+        on_sigterm(self._watch.add)
+        self._log = LogCapture(-1, self._clock, lambda: self._member.step if self._member else None)
         self._log.listen()
         sys.stdout, sys.stderr = map(self._log.capture, (sys.stdout, sys.stderr))
-        self._member = Member(placed, provider=self._provider)
-        run = context.get_job_id()
-        self._number, self._node, self._term = config.member, here, 0
-        self._outbox, self._turn = Outbox(config.member), threading.Lock()
-        self._probed = HeartbeatPeer(SystemClock())
-        self._watch = watch_here(config.member, f"{run}/{here}", SystemClock(), environment.cloud)
-        on_sigterm(self._watch.add)
+        with loading():
+            config = ray.get(told[0]) if told else None  # the task comes with it, and torch
+            from raycloud.on_ray.provider import RayProvider
+            from raycloud.worker.member import Member
+        self._provider_of, self._member_of = RayProvider, Member
+        if config is not None:
+            self._begin(config, term)
+
+    def begin(self, told: Sequence[ObjectRef[MemberConfig]], term: int) -> None:
+        """Be a member: see `__init__`."""
+        self._begin(ray.get(told[0]), term)
+
+    def _begin(self, config: MemberConfig, term: int) -> None:
+        know(secrets_of(config.job))
+        labels = ray.get_runtime_context().get_node_labels().items()
+        price = price_per_hour({name: str(text) for name, text in labels})
+        address = ray.util.get_node_ip_address()
+        placed = replace(config, node=self._node, address=address, price_per_hour=price)
+        with self._turn:
+            self._term, self._number = term, config.member
+            self._log.member = self._watch.member = config.member
+            self._provider = self._provider_of(config, self._node)
+            self._outbox = Outbox(config.member)
+            self._member = self._member_of(placed, provider=self._provider)
+        self._begun.set()
+
+    def end(self, term: int) -> None:
+        """Be nobody, until another `begin`; nothing of the member is left.
+
+        Raises:
+            InternalError: It cannot leave what it computes: the process is of no use any more.
+        """
+        member = self._member
+        if member is None or term != self._term:
+            return
+        member.give_up_worker()
+        with self._turn:
+            self._term, self._number, self._member = term + 1, -1, None
+            self._begun.clear()
+            self._log.fetch()
+            del self._provider, self._outbox
+        gc.collect()
 
     def poll(
         self, timeout_s: float, written: int = 0, term: int = 0, probes: Place | None = None
@@ -93,22 +136,26 @@ class MemberActor:
             term: The driver's.
             probes: Where it asks whether this machine is there; None: nowhere.
         """
-        if probes is not None and term >= self._term:
+        self._begun.wait(timeout_s)  # it may be asked before it has begun
+        member = self._member
+        if member is not None and probes is not None and term >= self._term:
             self._probed.keep(probes, self._number)
         with self._turn:  # words are numbered in the order in which they were said
-            if term < self._term:
+            if term < self._term or member is None or member is not self._member:
                 return []
             waiting_s = 0.0 if self._outbox.unsent else timeout_s
-            events = self._member.poll(waiting_s)
+            events = member.poll(waiting_s)
             noticed = map(self._event, self._watch.fetch())
             self._outbox.add(chain(events, self._provider.notices(), noticed))
             told = self._outbox.take(written)
-        return [*told, *self._log.fetch(), *self._member.stalls()]
+        return [*told, *self._log.fetch(), *member.stalls()]
 
     def survivor(self, written: int, term: int) -> Survivor | None:
         """See `Member.survivor`; from now on this driver is told all words after `written`."""
         self._term = max(self._term, term)
         with self._turn:
+            if self._member is None:
+                return None
             self._outbox.resend(written)
         return self._member.survivor()
 
@@ -128,7 +175,7 @@ class MemberActor:
     def rejoin(self, member: int, term: int = 0) -> list[OutboxEntry]:
         """Go on as another member: see `Member.rejoin_as`."""
         with self._turn:
-            if term >= self._term:
+            if term >= self._term and self._member is not None:
                 self._member = self._member.rejoin_as(member)
                 self._number, self._outbox = member, self._outbox.rejoin_as(member)
                 self._log.member = self._watch.member = self._provider.member = member
@@ -136,12 +183,12 @@ class MemberActor:
 
     def form(self, meeting: Meeting, term: int = 0) -> None:
         """See `Member.form`."""
-        if term >= self._term:
+        if term >= self._term and self._member is not None:
             self._member.form(meeting)
 
     def prepare(self, number: int, change: Change, term: int = 0) -> None:
         """See `Member.prepare`."""
-        if term >= self._term:
+        if term >= self._term and self._member is not None:
             self._member.prepare(number, change)
 
 

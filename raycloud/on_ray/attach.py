@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,7 @@ def attached(
     Raises:
         MachineError: No cluster answers at `address`.
     """
-    with _environment(_QUIET if address else _QUIET | _EMBEDDED):
+    with environment(_QUIET if address else _QUIET | _EMBEDDED):
         import ray  # reads its settings as it is imported
 
         if ray.is_initialized():
@@ -93,7 +94,7 @@ def hash_seeded(*, always: bool = False) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Set those of these variables that are not set; afterwards they are not set again."""
     ours = variables.keys() - os.environ.keys()
     os.environ.update({name: variables[name] for name in ours})
@@ -198,6 +199,30 @@ def inventory() -> Inventory:
         if found["Alive"]
     )
     return Inventory(nodes=tuple(sorted(nodes, key=lambda node: node.name)))
+
+
+def free() -> Inventory:
+    """The living nodes with what nobody has reserved of them, as of a moment ago.
+
+    What a placement group waits for is still free.
+    """
+    # Private: the public call adds all nodes up, and a member needs its place on one of them.
+    from ray._private.state import available_resources_per_node
+
+    left = available_resources_per_node()
+    nodes = inventory().nodes
+    return Inventory(
+        nodes=tuple(
+            replace(
+                node,
+                cpus=left[node.name].get("CPU", 0.0),
+                gpus=left[node.name].get("GPU", 0.0),
+                memory_bytes=node.memory_bytes and int(left[node.name].get("memory", 0.0)),
+            )
+            for node in nodes
+            if node.name in left
+        )
+    )
 
 
 def _embedded_cpus(job: Job) -> int:

@@ -5,6 +5,7 @@ Beside them stand what happens to the machines (`ClusterWatch`) and the run's da
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +34,7 @@ from raycloud.events import (
     StopRequested,
 )
 from raycloud.net.rendezvous_store import Rendezvous
-from raycloud.on_ray.attach import draining, inventory, node_id_here
+from raycloud.on_ray.attach import draining, free, inventory, node_id_here
 from raycloud.on_ray.fleet import Fleet
 from raycloud.on_ray.ingest import PipelineConfig, living_pipeline
 from raycloud.planner.inventory import Inventory, capacity
@@ -90,14 +91,19 @@ class RayCluster:
         self._fleet = Fleet(session.job.resources.worker, session.clock, pool)
         self.release, self.leave_out = self._fleet.release, self._fleet.leave_out
         self.readmit, self.holds = self._fleet.readmit, self._fleet.holds
-        self._closed = False
+        self._closed, self._most = False, session.job.most_workers
         self._ready: dict[int, MemberReady] = {}
         self._untold: list[Event] = []
         self.plan: Plan | None = None
 
     @property
     def room(self) -> int:
-        """How many members the machines hold."""
+        """How many members have a place, or could have one now."""
+        return self._watch.look(self._placed(), self._fleet.places)
+
+    def secure(self, members: Sequence[int], least: int) -> int:
+        """See `Fleet.secure`: that is all the room that is known of for now."""
+        self._watch.room = self._fleet.secure(members, least)
         return self._watch.room
 
     @property
@@ -187,7 +193,23 @@ class RayCluster:
         untold, self._untold = self._untold, []
         told = self._fleet.poll(0.0 if untold else timeout_s, self._written())
         self._pool.check()  # before any of it is written
-        return [*untold, *told, *self._watch.poll(self._placed), *self._inputs.poll()]
+        return [
+            *untold,
+            *told,
+            *self._allotted(),
+            *self._watch.poll(self._placed, self._fleet),
+            *self._inputs.poll(),
+        ]
+
+    def _allotted(self) -> list[Event]:
+        """Other runs have a right to seats, or no longer."""
+        most, elastic = self._pool.most, self._session.job.elastic
+        if most == self._most or most is None:
+            return []
+        self._most = most
+        fewest = elastic.min_workers
+        allowed = max(fewest, min(self._session.job.most_workers, most))
+        return [RangeChanged(min_workers=fewest, max_workers=allowed)]
 
     def see(self, event: Event) -> None:
         """An event is in the log: remember what it says of members, data and machines."""
@@ -222,6 +244,7 @@ class ClusterWatch:
 
     Attributes:
         inventory: The machines as they were last seen.
+        room: How many members have a place on them, or could have one.
     """
 
     def __init__(self, inventory: Inventory, session: Session) -> None:
@@ -232,15 +255,22 @@ class ClusterWatch:
         self._looked_s = self._asked_s = self._clock.monotonic_s()
         self._leaving: set[str] = set()  # nodes
         self._told: set[int] = set()  # members on them
-        self._room = self.room
+        self.room = capacity(inventory, self._resources)
 
-    @property
-    def room(self) -> int:
-        """How many members the machines hold in all; what is going to leave holds none."""
-        nodes = (node for node in self.inventory.nodes if node.name not in self._leaving)
-        return capacity(Inventory(nodes=tuple(nodes)), self._resources)
+    def look(self, placed: Mapping[int, str], places: int) -> int:
+        """The room as it is now; what is going to leave has none.
 
-    def poll(self, placed: Callable[[], Mapping[int, str]]) -> list[Event]:
+        Args:
+            placed: The nodes of members that are there.
+            places: How many members there are, with those that have yet to come.
+        """
+        self.inventory = inventory()
+        nodes = tuple(node for node in free().nodes if node.name not in self._leaving)
+        going = sum(node in self._leaving for node in placed.values())
+        self.room = capacity(Inventory(nodes=nodes), self._resources) + places - going
+        return self.room
+
+    def poll(self, placed: Callable[[], Mapping[int, str]], fleet: Fleet) -> list[Event]:
         """What has happened since this was last asked."""
         now_s = self._clock.monotonic_s()
         found: list[Event] = []
@@ -252,10 +282,9 @@ class ClusterWatch:
             found += [*self._requests(), *self._drained(placed())]
         if now_s - self._looked_s >= LOOK_S:
             self._looked_s = now_s
-            self.inventory = inventory()
-            if self.room != self._room:
-                self._room = self.room
-                found.append(CapacityChanged(workers=self._room))
+            before = self.room
+            if self.look(placed(), fleet.places) != before:
+                found.append(CapacityChanged(workers=self.room))
         return found
 
     def leaves(self, event: MemberLeaving) -> None:
@@ -300,13 +329,14 @@ class RunInputs:
         Raises:
             RunDirectoryError: `data.json` is damaged.
         """
-        self.pipeline = pipeline_name()
         self._session, self._pool = session, pool
         self._file = session.directory.path / "data.json"
         self._look_s = float("inf")
         self._looking: Any = None
         self._told: set[str] = set()
         self.known = read_known(self._file) if session.resume else ()
+        shared = pool.shares and not self.known and not session.job.data.refresh
+        self.pipeline = shared_name(session, pool.shares) if shared else pipeline_name()
 
     def begin(self) -> None:
         """Start the pipeline before members are there to ask, if the task looks as if they will.
@@ -372,6 +402,14 @@ class RunInputs:
         self._told.add(why)
         detail = {"why": why, "hint": hint}
         return [Noticed(what="files that were added are not taken up", detail=detail)]
+
+
+def shared_name(session: Session, prefix: str) -> str:
+    """The name of a pipeline for all runs of the same task, settings and `data`."""
+    job = session.job
+    same = [session.code.digest, job.seed, job.settings, job.data.model_dump(mode="json")]
+    told = json.dumps(same, sort_keys=True, default=repr)
+    return f"{prefix}-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
 
 
 def pipeline_name() -> str:

@@ -150,7 +150,7 @@ class PoolActor:
             ray.kill(self._me)
 
 
-def _asked(
+def asked(
     method: Callable[Concatenate[ActorPool, _P], _R],
 ) -> Callable[Concatenate[RemotePool, _P], _R]:
     """The same method, of the pool in the other process."""
@@ -165,8 +165,8 @@ def _asked(
 class RemotePool(ActorPool):
     """A run's pool in another process, as the driver of one term asks it."""
 
-    def __init__(self, actor: Any, term: int, clock: Clock) -> None:
-        self.term = term
+    def __init__(self, actor: Any, term: int, clock: Clock, *, beat_s: float = _BEAT_S) -> None:
+        self.term, self._beat_s = term, beat_s
         self._actor, self._clock = actor, clock
         self._heard_s = clock.monotonic_s()  # the pool has heard this driver then, or later
         self._over, self._superseded = threading.Event(), False
@@ -229,15 +229,16 @@ class RemotePool(ActorPool):
                 hint="it goes on there; see `raycloud status`",
             )
 
-    reserve = _asked(ActorPool.reserve)
-    start = _asked(ActorPool.start)
-    reassign = _asked(ActorPool.reassign)
-    rename = _asked(ActorPool.rename)
-    keep = _asked(ActorPool.keep)
-    start_collators = _asked(ActorPool.start_collators)
-    start_pipeline = _asked(ActorPool.start_pipeline)
-    remember = _asked(ActorPool.remember)
-    found = _asked(ActorPool.found)
+    reserve = asked(ActorPool.reserve)
+    placed = asked(ActorPool.placed)
+    start = asked(ActorPool.start)
+    reassign = asked(ActorPool.reassign)
+    rename = asked(ActorPool.rename)
+    keep = asked(ActorPool.keep)
+    start_collators = asked(ActorPool.start_collators)
+    start_pipeline = asked(ActorPool.start_pipeline)
+    remember = asked(ActorPool.remember)
+    found = asked(ActorPool.found)
 
     def drop(self, members: Sequence[int]) -> None:
         """See `ActorPool.drop`."""
@@ -246,28 +247,32 @@ class RemotePool(ActorPool):
 
     def close(self) -> None:
         """End all that the pool holds, and the pool; nothing, if another driver is obeyed."""
-        self._over.set()
-        self._beats.join(ANSWER_S)
+        self.stop_beats()
         with contextlib.suppress(RayError):
             if ray.get(self._actor.heartbeat.remote(self.term), timeout=ANSWER_S):
                 ray.get(self._actor.call.remote(self.term, "close"), timeout=ANSWER_S)
                 ray.kill(self._actor)
 
+    def stop_beats(self) -> None:
+        """Speak to the pool no more by itself."""
+        self._over.set()
+        self._beats.join(ANSWER_S)
+
     def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
         now_s = self._clock.monotonic_s()
-        obeyed, found = _answer(self._actor.call.remote(self.term, method, *args, **kwargs))
+        obeyed, found = answer(self._actor.call.remote(self.term, method, *args, **kwargs))
         self._know(now_s, obeyed=obeyed)
         self.check()
         return found
 
     def _beat(self) -> None:
-        while not self._over.wait(_BEAT_S) and not self._superseded:
+        while not self._over.wait(self._beat_s) and not self._superseded:
             with contextlib.suppress(MachineError):  # who asks it for something will know
                 self._send_heartbeat()
 
     def _send_heartbeat(self) -> None:
         now_s = self._clock.monotonic_s()
-        self._know(now_s, obeyed=_answer(self._actor.heartbeat.remote(self.term)))
+        self._know(now_s, obeyed=answer(self._actor.heartbeat.remote(self.term)))
 
     def _know(self, asked_s: float, *, obeyed: bool) -> None:
         self._superseded |= not obeyed
@@ -280,7 +285,12 @@ def pool_name(session: Session, recorder: Recorder) -> str:
     return f"raycloud-run-{hashlib.sha256(run.encode()).hexdigest()[:16]}"
 
 
-def _answer(call: Any) -> Any:
+def answer(call: Any) -> Any:
+    """What the pool answers.
+
+    Raises:
+        MachineError: It is gone.
+    """
     try:
         return ray.get(call, timeout=ANSWER_S)
     except RayError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,14 +15,12 @@ from raycloud.errors import PlacementError
 from raycloud.events import Event, MemberLost, MemberReturned, MemberSpawned
 from raycloud.net.heartbeat import Heartbeats
 from raycloud.on_ray.attach import first_line
-from raycloud.on_ray.pool import ActorPool, Vacancies, is_created
+from raycloud.on_ray.pool import ActorPool, Vacancies
 from raycloud.run.driver import ENDED
 from raycloud.step.straggler import Stalled, Straggling
 from raycloud.worker.outbox import LogLines, OutboxEntry
 
 if TYPE_CHECKING:
-    from ray.util.placement_group import PlacementGroup
-
     from raycloud.clock import Clock
     from raycloud.commands import Change, Vacancy
     from raycloud.net.stream import Place
@@ -33,7 +30,9 @@ if TYPE_CHECKING:
 
 POLL_S = 1.0  # a member that has nothing to say says so
 _LOOK_S = 0.5  # between two looks whether there is a place
-_PLACE_S = 60
+_PLACE_S = 60.0  # for the fewest that a run needs
+_SECURE_S = 0.05  # between two looks for the places that a run begins with
+_OTHERS_S = 1.0  # and then for all others together: what runs before this one gives back
 _DOUBT_S = 0.05  # between two looks whether a machine is gone that has not answered as usual
 
 
@@ -94,7 +93,7 @@ class Fleet:
         self._late_s: dict[int, float] = {}
         self._still_s: dict[int, float] = {}
         self._behind: dict[int, tuple[int, float]] = {}
-        self._waiting: dict[int, tuple[PlacementGroup, MemberConfig]] = {}
+        self._waiting: dict[int, MemberConfig] = {}
         self._looked_s = 0.0
         self._collators: tuple[str, ...] = ()
         self._processes: dict[int, MemberProcess] = {}
@@ -102,24 +101,55 @@ class Fleet:
         self._away: dict[int, MemberProcess] = {}  # left out, and not heard since
         self._returned: dict[int, MemberProcess] = {}
         self._untold: list[Event] = []
+        self._secured: list[int] = []
+
+    @property
+    def places(self) -> int:
+        """How many members have a place or wait for one, and how many more have one at hand."""
+        held = (self._processes, self._away, self._returned, self._waiting)
+        mine = len({member for members in held for member in members})
+        return mine + self._pool.spare(self._bundle(), self._resources.labels)
+
+    def secure(self, members: Sequence[int], least: int) -> int:
+        """Reserve places for the members that a run begins with, as many as there is room for.
+
+        Waits up to a minute for the first `least`; who has none soon after that has to join later.
+
+        Returns:
+            How many of the first of `members` have a place.
+        """
+        for member in members:
+            self._reserve(member)
+        over_s, placed = self._clock.monotonic_s() + _PLACE_S, self._pool.placed(members)
+        enough = False
+        while len(placed) < len(members) and self._clock.monotonic_s() < over_s:
+            if not enough and len(placed) >= least:
+                enough, over_s = True, self._clock.monotonic_s() + _OTHERS_S
+            self._pause.wait(_SECURE_S)
+            placed = self._pool.placed(members)
+        self._pool.drop([member for member in members if member not in placed])
+        for member, before in zip(members, placed, strict=False):  # they are in the same order
+            if member != before:
+                self._pool.rename(before, member)
+            self._secured.append(member)
+        return len(placed)
 
     def spawn(self, configs: Sequence[MemberConfig]) -> int:
-        """Reserve a place for every member, then start them all, and collators beside them.
+        """Start members in the places that are secured for them, and collators beside them.
 
         Returns:
             How many collators there are: fewer than asked for where CPUs are short.
 
         Raises:
-            PlacementError: Not all fit within a minute; nothing is left reserved.
+            PlacementError: There are fewer places; nothing is left reserved.
         """
-        groups = [self._reserve(config.member) for config in configs]
-        placed = sum(1 for _ in itertools.takewhile(lambda g: g.wait(_PLACE_S), groups))
-        if placed < len(groups):
-            self._pool.drop([config.member for config in configs])
+        secured, self._secured = self._secured, []
+        if lacking := {config.member for config in configs}.difference(secured):
+            self._pool.drop(secured)
             raise PlacementError(
-                f"only {placed} of {len(groups)} workers found a place within {_PLACE_S} s: "
-                f"each asks for {self._bundle()}",
-                hint="lower elastic.max_workers or resources.worker, or free the cluster",
+                f"only {len(configs) - len(lacking)} of {len(configs)} workers found a place within"
+                f" {_PLACE_S} s: each asks for {self._bundle()}",
+                hint="lower elastic.min_workers or resources.worker, or free the cluster",
             )
         first = configs[0]
         if count := first.job.data.collators:
@@ -143,12 +173,12 @@ class Fleet:
             self._start(replace(config, speed=(vacancy.fixed_s, vacancy.micro_batch_s)))
             self._untold.append(MemberSpawned(member=config.member, role=config.role))
         else:
-            self._waiting[config.member] = self._reserve(config.member), config
+            self._reserve(config.member)
+            self._waiting[config.member] = config
 
     def _start(self, config: MemberConfig) -> None:
         told = [ray.put(replace(config, collators=self._collators))]
-        resources = self._resources
-        actor = self._pool.start(config.member, told, resources.cpus, resources.gpus)
+        actor = self._pool.start(config.member, told)
         self._ask(self._processes.setdefault(config.member, MemberProcess(actor=actor)))
 
     def _start_placed(self) -> list[Event]:
@@ -158,9 +188,8 @@ class Fleet:
         if not self._waiting or soon:
             return []
         self._looked_s = now_s
-        placed = [config for group, config in self._waiting.values() if is_created(group)]
+        placed = [self._waiting.pop(member) for member in self._pool.placed([*self._waiting])]
         for config in placed:
-            del self._waiting[config.member]
             self._start(config)
         return [MemberSpawned(member=config.member, role=config.role) for config in placed]
 
@@ -322,11 +351,12 @@ class Fleet:
     def close(self) -> None:
         """End all that is left."""
         self._probes.close()
+        self._pool.drop(self._secured)
         self.release([*self._processes, *self._away, *self._returned, *self._waiting])
         self._pool.close()
 
-    def _reserve(self, member: int) -> PlacementGroup:
-        return self._pool.reserve(member, self._bundle(), self._resources.labels)
+    def _reserve(self, member: int) -> None:
+        self._pool.reserve(member, self._bundle(), self._resources.labels)
 
     def _bundle(self) -> dict[str, float]:
         bundle: dict[str, float] = {"CPU": self._resources.cpus}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,6 @@ from raycloud.run.driver import Driver
 from raycloud.worker.outbox import PRINTED
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from raycloud.checkpoint import Manifest, Store
@@ -59,10 +58,10 @@ def drive(session: Session) -> Run:
         RaycloudError: Why it failed; log, summary and checkpoints are written.
     """
     store = LimitedStore(open_store(session.checkpoints))
-    outlives = joined() and session.only_steps is None
+    outlives = joined() and session.only_steps is None and session.seats is None
     origin = None if outlives and session.resume else origin_of(session, store)
     nodes = inventory()
-    require(nodes, session.job.resources.worker, session.job.elastic.min_workers)
+    room = require(nodes, session.job.resources.worker, session.job.elastic.min_workers)
     sinks = LogSinks(session)
     with (
         Recorder(
@@ -80,7 +79,13 @@ def drive(session: Session) -> Run:
             RayCluster(session, pool, nodes, origin.manifest, lambda: recorder.written)
         ) as cluster:
             records = RunRecords(session, recorder, sinks, store, origin.manifest, cluster)
-            control = Control(session.settings(origin, recorder.tally, cluster.room))
+            settings = session.settings(origin, recorder.tally, room)
+            if found is None:
+                first, fewest = settings.first_member, settings.min_workers
+                most = settings.workers if pool.most is None else max(fewest, pool.most)
+                members = range(first, first + min(settings.workers, most))
+                settings = replace(settings, capacity=cluster.secure(members, fewest))
+            control = Control(settings)
             driver = Driver(control, cluster, records, session.clock.monotonic_s)
 
             def begin() -> None:
@@ -105,15 +110,23 @@ def drive(session: Session) -> Run:
             return _run(session, driver, cluster, records, begin)
 
 
+@contextlib.contextmanager
 def _pool(
     session: Session, recorder: Recorder, *, outlives: bool
-) -> AbstractContextManager[tuple[ActorPool, Failover | None, tuple[Event, ...]]]:
+) -> Iterator[tuple[ActorPool, Failover | None, tuple[Event, ...]]]:
     """The run's pool, the members that are there already, and what the log is told of them."""
-    if not outlives:
-        return contextlib.nullcontext((ActorPool(session.clock), None, ()))
-    from raycloud.on_ray.failover import outliving
+    if session.seats is not None:
+        elastic = session.job.elastic
+        name, most = str(session.directory.path), session.job.most_workers
+        with session.seats.lease(name, elastic.min_workers, most) as pool:
+            yield pool, None, ()
+    elif outlives:
+        from raycloud.on_ray.failover import outliving
 
-    return outliving(session, recorder)
+        with outliving(session, recorder) as found:
+            yield found
+    else:
+        yield ActorPool(session.clock), None, ()
 
 
 def _run(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -37,6 +38,75 @@ class SupersededError(RunDirectoryError):
     """Another driver has taken the run over: this one leaves it alone."""
 
 
+@dataclass(slots=True)
+class Seat:
+    """A place for a member, and the process that is there.
+
+    Attributes:
+        group: What is reserved: one bundle.
+        shape: What was asked for.
+        actor: The process; None: there is none yet.
+    """
+
+    group: PlacementGroup
+    shape: Shape
+    actor: Any = None
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it has found its place by now."""
+        return _is_created(self.group)
+
+    def start(self, told: Sequence[Any], term: int) -> Any:
+        """Let its process be a member, as one object in Ray's store says; returns its handle."""
+        if self.actor is None:
+            bundle = dict(self.shape.bundle)
+            self.actor = MemberActor.options(  # type: ignore[attr-defined]
+                num_cpus=bundle["CPU"],
+                num_gpus=bundle.get("GPU", 0),
+                max_restarts=0,
+                max_task_retries=0,
+                max_concurrency=_THREADS,
+                **_placed_in(self.group),
+            ).remote(told, term)
+        else:
+            self.actor.begin.remote(told, term)
+        return self.actor
+
+    def end(self) -> None:
+        """End its process."""
+        _kill(self.actor)
+        self.actor = None
+
+    def give_back(self) -> None:
+        """End it all."""
+        self.end()
+        _give_back(self.group)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a member needs of a node: resources, and labels."""
+
+    bundle: tuple[tuple[str, float], ...]
+    labels: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, bundle: Mapping[str, float], labels: Mapping[str, str]) -> Shape:
+        """The same, to be compared."""
+        return cls(tuple(sorted(bundle.items())), tuple(sorted(labels.items())))
+
+    def reserve(self, name: str = "") -> Seat:
+        """A new seat; it may be long until it is there."""
+        group = placement_group(
+            [dict(self.bundle)],
+            strategy="PACK",
+            name=name,
+            bundle_label_selector=[dict(self.labels)] if self.labels else None,
+        )
+        return Seat(group, self)
+
+
 class ActorPool:
     """The actors and placement groups of one run.
 
@@ -45,65 +115,82 @@ class ActorPool:
 
     Attributes:
         term: The number of the driver that it obeys; in the driver's own process there is one.
+        most: How many members the run may have for now; None: as many as it asks for.
+        shares: Begins the names of pipelines that are other runs', too; empty: there are none.
     """
 
     term = 0
+    most: int | None = None
+    shares = ""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._groups: dict[int, PlacementGroup] = {}
-        self._actors: dict[int, Any] = {}
+        self._seats: dict[int, Seat] = {}
         self._collators: dict[str, tuple[Any, PlacementGroup]] = {}
         self._pipeline: Any = None
         self._known: dict[str, Any] = {}
 
-    def reserve(
-        self, member: int, bundle: Mapping[str, float], labels: Mapping[str, str]
-    ) -> PlacementGroup:
-        """Ask for a place for a member; it may come later."""
-        group: PlacementGroup = placement_group(
-            [dict(bundle)],
-            strategy="PACK",
-            bundle_label_selector=[dict(labels)] if labels else None,
-        )
-        self._groups[member] = group
-        return group
+    def reserve(self, member: int, bundle: Mapping[str, float], labels: Mapping[str, str]) -> None:
+        """Ask for a place for a member; it may come later: see `placed`."""
+        self._seats[member] = self._take(Shape.of(bundle, labels))
 
-    def start(self, member: int, config: Sequence[Any], cpus: int, gpus: int) -> Any:
+    def placed(self, members: Sequence[int]) -> list[int]:
+        """Those of them that have found a place by now."""
+        return [m for m in members if m in self._seats and self._is_there(m)]
+
+    @property
+    def size(self) -> int:
+        """How many places members have or wait for."""
+        return len(self._seats)
+
+    def spare(self, bundle: Mapping[str, float], labels: Mapping[str, str]) -> int:  # noqa: ARG002 - here there are none
+        """How many places are reserved, and no member has them."""
+        return 0
+
+    def start(self, member: int, config: Sequence[Any]) -> Any:
         """Start a member in its place; returns its handle."""
-        actor = MemberActor.options(  # type: ignore[attr-defined]
-            num_cpus=cpus,
-            num_gpus=gpus,
-            max_restarts=0,
-            max_task_retries=0,
-            max_concurrency=_THREADS,
-            **_placed_in(self._groups[member]),
-        ).remote(config)
-        self._actors[member] = actor
-        return actor
+        return self._seats[member].start(config, self.term)
 
     def drop(self, members: Sequence[int]) -> None:
         """End these members, and give back what they reserved."""
         for member in members:
-            _kill(self._actors.pop(member, None))
-            _give_back(self._groups.pop(member, None))
+            if (seat := self._seats.pop(member, None)) is not None:
+                self._put(seat)
 
-    def reassign(self, before: int, member: int) -> PlacementGroup | None:
-        """End a member, and give its place to another; None: it has none."""
-        _kill(self._actors.pop(before, None))
-        if before in self._groups:
-            self._groups[member] = self._groups.pop(before)
-        return self._groups.get(member)
+    def reassign(self, before: int, member: int, leaving: Sequence[str]) -> bool:
+        """End a member, and give its place to another; whether it is there, and may be used.
+
+        Where its node is dead, or one of the nodes that are `leaving`, Ray would look for another
+        one, which may take long: the place is given back.
+        """
+        seat = self._seats.pop(before, None)
+        if seat is None:
+            return False
+        seat.end()
+        nodes = placement_group_table(seat.group).get("bundles_to_node_id", {}).values()
+        if seat.is_there and set(nodes).isdisjoint(leaving):
+            self._seats[member] = seat
+            return True
+        seat.give_back()
+        return False
 
     def rename(self, before: int, member: int) -> None:
         """What was one member's process and place is another's."""
-        for held in (self._groups, self._actors):
-            if before in held:
-                held[member] = held.pop(before)
+        if before in self._seats:
+            self._seats[member] = self._seats.pop(before)
 
     def keep(self, members: Sequence[int]) -> None:
         """Drop all others, also those that wait for a place."""
-        self.drop([member for member in self._groups if member not in members])
+        self.drop([member for member in self._seats if member not in members])
+
+    def _take(self, shape: Shape) -> Seat:
+        return shape.reserve()
+
+    def _is_there(self, member: int) -> bool:
+        return self._seats[member].is_there
+
+    def _put(self, seat: Seat) -> None:
+        seat.give_back()
 
     def start_collators(self, count: int, pipeline: str, config: Sequence[Any]) -> tuple[str, ...]:
         """Start as many collators as are asked for and free CPUs are there; returns their names."""
@@ -111,7 +198,7 @@ class ActorPool:
         until_s = self._clock.monotonic_s() + _PLACE_S
         pause = threading.Event()
         for number, group in enumerate(groups):
-            while not (placed := is_created(group)) and self._clock.monotonic_s() < until_s:
+            while not (placed := _is_created(group)) and self._clock.monotonic_s() < until_s:
                 pause.wait(_LOOK_S)
             if not placed:
                 remove_placement_group(group)
@@ -137,11 +224,12 @@ class ActorPool:
 
     def found(self) -> tuple[dict[str, Any], dict[int, Any], tuple[str, ...]]:
         """What was to be remembered, the members' handles, and the collators' names."""
-        return self._known, dict(self._actors), tuple(self._collators)
+        actors = {member: seat.actor for member, seat in self._seats.items() if seat.actor}
+        return self._known, actors, tuple(self._collators)
 
     def close(self) -> None:
         """End all, and give all back."""
-        self.drop([*self._groups])
+        self.drop([*self._seats])
         for actor, group in self._collators.values():
             _kill(actor)
             _give_back(group)
@@ -149,7 +237,7 @@ class ActorPool:
         self._pipeline, self._known, self._collators = None, {}, {}
 
 
-def is_created(group: PlacementGroup) -> bool:
+def _is_created(group: PlacementGroup) -> bool:
     """Whether there is a place for it now."""
     return bool(placement_group_table(group).get("state") == "CREATED")
 
@@ -184,20 +272,11 @@ class Vacancies:
         return member in self._before
 
     def take(self, before: int, member: int) -> bool:
-        """Give a member the place of one that has died; whether it is there, and may be used.
-
-        Where its node is dead, or drained, Ray would look for another one, which may take long.
-        """
+        """Give a member the place of one that has died; whether it is there, and may be used."""
         if before not in self._before:
             return False
         self._before.remove(before)
-        group = self._pool.reassign(before, member)
-        if group is not None:
-            nodes = set(placement_group_table(group).get("bundles_to_node_id", {}).values())
-            if is_created(group) and nodes.isdisjoint(draining(self._clock)):
-                return True
-        self._pool.drop([member])
-        return False
+        return self._pool.reassign(before, member, tuple(draining(self._clock)))
 
     def give_back(self) -> None:
         """Nobody is to have those that are left."""

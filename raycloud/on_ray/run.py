@@ -29,7 +29,7 @@ from raycloud.spec.secrets import filled, secrets_of
 
 if TYPE_CHECKING:
     from raycloud.events import Observed
-    from raycloud.on_ray.session import Run, StopSwitch
+    from raycloud.on_ray.session import Run, Seats, StopSwitch
 
 
 def train(  # noqa: PLR0913 - each is one thing a caller may want to say
@@ -41,6 +41,7 @@ def train(  # noqa: PLR0913 - each is one thing a caller may want to say
     observer: Callable[[Observed], None] | None = None,
     stop: StopSwitch | None = None,
     started_s: float | None = None,
+    seats: Seats | None = None,
 ) -> Run:
     """Train `job` to its end.
 
@@ -55,6 +56,7 @@ def train(  # noqa: PLR0913 - each is one thing a caller may want to say
         observer: Called with every event as it happens, in this thread.
         stop: Asks the run to checkpoint and end.
         started_s: `SystemClock().monotonic_s()` when the caller's command began; None: now.
+        seats: Where workers get their places, e.g. those of a sweep; None: they are reserved.
 
     Raises:
         JobError: What was asked cannot be done.
@@ -90,6 +92,7 @@ def train(  # noqa: PLR0913 - each is one thing a caller may want to say
                     began_s=began_s,
                     observer=see,
                     stop=stop,
+                    seats=seats,
                 )
             )
     except NothingSavedError:
@@ -107,6 +110,7 @@ def train(  # noqa: PLR0913 - each is one thing a caller may want to say
         observer=observer,
         stop=stop,
         started_s=began_s,
+        seats=seats,
     )
 
 

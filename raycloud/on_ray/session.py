@@ -14,9 +14,12 @@ from raycloud.spec import RunDirectory
 from raycloud.worker.context import MemberConfig
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from raycloud.checkpoint import Manifest
     from raycloud.clock import Clock
     from raycloud.events import Event, Observed
+    from raycloud.on_ray.pool import ActorPool
     from raycloud.packing.code import TaskCode
     from raycloud.report.state import Tally
     from raycloud.spec import Job
@@ -31,6 +34,14 @@ class StopSwitch(Protocol):
     @property
     def reason(self) -> str | None:
         """Why; None until someone asks."""
+        ...
+
+
+class Seats(Protocol):
+    """Where several runs get their places: see `raycloud.on_ray.seats`."""
+
+    def lease(self, run: str, fewest: int, most: int) -> AbstractContextManager[ActorPool]:
+        """Places for so many members of a run, as a pool, until the run is over."""
         ...
 
 
@@ -89,6 +100,7 @@ class Session:
         asked: The job with `${NAME}` where `job` has a secret: what is written down.
         only_steps: Ends after this many steps, whatever the job's length; None: at its end.
         mark: What shows members on other nodes that they see the place of its checkpoints.
+        seats: Where its members get their places from; None: it reserves its own.
     """
 
     job: Job
@@ -103,6 +115,7 @@ class Session:
     stop: StopSwitch | None
     only_steps: int | None = None
     mark: str = ""
+    seats: Seats | None = None
 
     @property
     def checkpoints(self) -> str:

@@ -29,6 +29,7 @@ LARGEST_FILE_BYTES = 2**18
 
 _FILE = "job file"  # stands where a field would, in errors about the file itself
 _SET = "--set"
+_BESIDE = ("sweep",)  # sections of a job file that are not of the job
 _EXAMPLE = "--set elastic.max_workers=4"
 
 
@@ -48,6 +49,8 @@ def load_job(path: str | Path, overrides: Sequence[str] = (), *, check_files: bo
     if not isinstance(parsed.value, dict):
         raise _not_fields(path, parsed.value)
     values, places = _overridden(parsed.value, overrides)
+    for section in _BESIDE:
+        values.pop(section, None)
 
     def where(field: str) -> str:
         while field:
@@ -66,6 +69,32 @@ def load_job(path: str | Path, overrides: Sequence[str] = (), *, check_files: bo
     if check_files and not os.path.isfile(file):  # noqa: PTH113 - `Path.is_file` raises of some names
         raise _no_task_file(str(job.task), file, path.parent, where("task"))
     return job.model_copy(update={"task": f"{file}:{reference.qualname}"})
+
+
+def read_section(path: Path, name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """A section that a job file has beside the job.
+
+    Raises:
+        SpecError: The file cannot be read, or has none.
+    """
+    found = _parsed(path).value
+    values = found.get(name) if isinstance(found, dict) else None
+    if not isinstance(values, dict):
+        hint = f"write it, with `space:` and the fields to vary, or use `raycloud train {path}`"
+        raise mistake(_FILE, str(path), f"has no section {name}", hint)
+    return _overridden(values, overrides)[0]
+
+
+def with_values(job: Job, values: Mapping[str, Any]) -> Job:
+    """The job with other values of these fields, by dotted name.
+
+    Raises:
+        SpecError: There is no such field, or it does not take the value.
+    """
+    tree = job.model_dump()
+    for field, value in values.items():
+        _put(tree, field, value)
+    return Job.model_validate(tree)
 
 
 def dump_job(job: Job) -> str:

@@ -68,6 +68,7 @@ class Member:
         self._worker: Worker | None = None
         self._host = host
         self._events: deque[Event] = deque()
+        self._over = False  # it is another's turn
         self._wake = host.threads.condition()
         self._meetings: queue.Queue[Meeting | None] = host.threads.queue()
         self._planned: dict[int, tuple[Meeting, Transports]] = {}
@@ -93,7 +94,7 @@ class Member:
         worker = self._worker
         late_s = math.inf if worker is None else worker.pace.late_in_s()
         with self._wake:
-            self._wake.wait_for(lambda: bool(self._events), min(timeout_s, late_s))
+            self._wake.wait_for(lambda: self._over or bool(self._events), min(timeout_s, late_s))
             found = list(self._events)
             self._events.clear()
         return found
@@ -127,6 +128,9 @@ class Member:
     def give_up_worker(self) -> Worker:
         """End once what is under way lets it; what it has built is another's from then on."""
         self.abandon(_OVER)
+        with self._wake:
+            self._over = True
+            self._wake.notify_all()
         self._meetings.put(None)
         self._thread.join(_END_S)
         worker, self._worker = self._worker, None

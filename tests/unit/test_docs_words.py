@@ -155,7 +155,9 @@ def test_every_command_and_option_that_is_named_exists(page: Path) -> None:
     known, wrong = commands(), []
     for line in asked(page):
         parts = [word.strip("[]().,") for word in re.split(r"[\s|=]+", line)[1:]]
-        name = next((n for n in (" ".join(parts[:2]), parts[0] if parts else "") if n in known), "")
+        first = parts[0] if parts else ""
+        names = (" ".join(parts[:2]), f"{first} run", first)  # `sweep JOB` is `sweep run JOB`
+        name = next((n for n in names if n in known), "")
         options = {o for p in known[name].params for o in (*p.opts, *p.secondary_opts)}
         options |= {"--help", "--version", "--install-completion", "--show-completion"}
         wordy = name == "" and parts and not parts[0].startswith("-")

@@ -34,6 +34,7 @@ TOP_SUFFIXES = {"", ".md", ".toml", ".txt", ".yaml"}
 PUBLIC = (
     "Accuracy",
     "Auc",
+    "Found",
     "Job",
     "Mean",
     "Metric",
@@ -44,6 +45,7 @@ PUBLIC = (
     "Task",
     "load_job",
     "plan",
+    "sweep",
     "train",
 )
 PURE = (

@@ -198,7 +198,7 @@ def test_a_start_on_an_embedded_ray_loads_no_code_of_failover() -> None:
     asked = (
         "import sys; from raycloud.clock import SystemClock; from raycloud.on_ray import launch; "
         "from types import SimpleNamespace; "
-        "session = SimpleNamespace(clock=SystemClock()); "
+        "session = SimpleNamespace(clock=SystemClock(), seats=None); "
         "held = launch._pool(session, None, outlives=False); "
         "print(type(held.__enter__()[0]).__name__, sorted(m for m in sys.modules "
         "if m == 'raycloud.on_ray.failover'))"

@@ -8,24 +8,20 @@ import pytest
 
 from raycloud.clock import VirtualClock
 from raycloud.on_ray import pool
-from raycloud.on_ray.pool import Vacancies
+from raycloud.on_ray.pool import ActorPool, Seat, Shape, Vacancies
 
 
-class Holding:
-    """What a pool holds, by member; the place of a member is named as it is."""
+class Holding(ActorPool):
+    """A pool in which each member has a place that is named as it is."""
 
     def __init__(self, *members: int) -> None:
-        self.places = {member: f"place-{member}" for member in members}
+        super().__init__(VirtualClock())
+        shape = Shape.of({"CPU": 1}, {})
+        self._seats = {member: Seat(f"place-{member}", shape) for member in members}
 
-    def reassign(self, before: int, member: int) -> str | None:
-        place = self.places.pop(before, None)
-        if place is not None:
-            self.places[member] = place
-        return place
-
-    def drop(self, members: list[int]) -> None:
-        for member in members:
-            self.places.pop(member, None)
+    @property
+    def places(self) -> dict[int, str]:
+        return {member: seat.group for member, seat in self._seats.items()}
 
 
 @pytest.fixture
@@ -38,6 +34,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return {"state": said["state"], "bundles_to_node_id": nodes}
 
     monkeypatch.setattr(pool, "placement_group_table", table)
+    monkeypatch.setattr(pool, "remove_placement_group", lambda _: None)
     monkeypatch.setattr(pool, "draining", lambda _: said["drained"])
     return said
 

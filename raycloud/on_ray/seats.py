@@ -1,0 +1,414 @@
+"""Seats of several runs: reserved and warm outside them all, granted to one after the other.
+
+They are kept by an actor that belongs to whoever starts the runs, a sweep say, and ends with it. A
+run's driver asks it for places as it would ask its own pool. Where a run gives one back, the
+process stays: it has loaded torch, and is the next run's member within a moment. One that cannot
+leave what it computes is ended, and another is started in its place. Where the process of a driver
+ends without a word, all that it held is given back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.placement_group import placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raycloud.clock import SystemClock
+from raycloud.on_ray.attach import hash_seeded, node_id_here
+from raycloud.on_ray.failover import RemotePool, answer, asked
+from raycloud.on_ray.pool import ActorPool, Seat, Shape
+from raycloud.tuning.deal import Want, deal
+
+if TYPE_CHECKING:
+    from raycloud.clock import Clock
+
+_LEAVES_S = 0.4  # a process has for leaving what it computes
+_LOOK_S = 0.02  # between two looks whether it has
+_WATCH_S = 0.3  # between two looks whether drivers are there
+_BEAT_S = 0.5
+_THREADS = 16
+
+
+@dataclass(slots=True)
+class Leaving:
+    """A seat whose process leaves what it computes."""
+
+    seat: Seat
+    left: Any
+    until_s: float
+
+
+@dataclass(slots=True)
+class Lease:
+    """What one run may have.
+
+    Attributes:
+        run: Its name.
+        pool: What it has.
+        want: Its fewest and most members.
+        holder: The actor that its driver is in; None: this one ends with it.
+        seen: What shows that the holder is there.
+    """
+
+    run: str
+    pool: LeasedPool
+    want: Want
+    holder: Any = None
+    seen: Any = None
+
+
+class Seats:
+    """All seats of one owner. Thread-safe.
+
+    Args:
+        name: Begins the names of its placement groups.
+        clock: For what takes too long.
+    """
+
+    def __init__(self, name: str, clock: Clock) -> None:
+        self._name, self._clock, self.shares = name, clock, f"{name}-data"
+        self._turn = threading.RLock()
+        self._idle: list[Seat] = []
+        self._leaving: list[Leaving] = []
+        self._pipelines: list[Any] = []
+        self._count = 0
+
+    def take(self, shape: Shape) -> Seat:
+        """An idle seat, or a new one; idle ones of other shapes stand in nobody's way."""
+        with self._turn:
+            if (seat := self.take_idle(shape)) is not None:
+                return seat
+            for other in self._idle:
+                other.give_back()
+            self._idle.clear()
+            self._count += 1
+            return shape.reserve(f"{self._name}-{self._count}")
+
+    def take_idle(self, shape: Shape) -> Seat | None:
+        """A seat that nobody has, if there is one; rather one with a process."""
+        with self._turn:
+            fitting = [seat for seat in self._idle if seat.shape == shape and seat.is_there]
+            found = max(fitting, key=lambda seat: seat.actor is not None, default=None)
+            if found is not None:
+                self._idle.remove(found)
+            return found
+
+    def spare(self, shape: Shape) -> int:
+        """How many seats nobody has, or soon will not."""
+        with self._turn:
+            others = (*self._idle, *(one.seat for one in self._leaving))
+            return sum(seat.shape == shape for seat in others)
+
+    def put(self, seat: Seat, term: int) -> None:
+        """Take a seat back from the run of this term."""
+        with self._turn:
+            if not seat.is_there:
+                seat.give_back()
+            elif seat.actor is None:
+                self._warm(seat)
+            else:
+                until_s = self._clock.monotonic_s() + _LEAVES_S
+                self._leaving.append(Leaving(seat, seat.actor.end.remote(term), until_s))
+
+    def tidy(self) -> bool:
+        """See who has left; whether others are still to."""
+        with self._turn:
+            for one in [*self._leaving]:
+                left, _ = ray.wait([one.left], timeout=0)
+                if not left and self._clock.monotonic_s() < one.until_s:
+                    continue
+                self._leaving.remove(one)
+                try:
+                    ray.get(one.left, timeout=0)
+                except RayError:
+                    one.seat.end()
+                    self._warm(one.seat)
+                else:
+                    self._idle.append(one.seat)
+            return bool(self._leaving)
+
+    def _warm(self, seat: Seat) -> None:
+        """Start a process in a seat, that loads what it will need; then the seat is idle."""
+        if seat.is_there:
+            seat.start([], 0)
+            self._idle.append(seat)
+        else:
+            seat.give_back()
+
+    def pipeline(self, name: str, config: Sequence[Any], home: str) -> Any:
+        """A pipeline of several runs, made if it is not there."""
+        from raycloud.on_ray.ingest import pipeline_of  # loads much
+
+        with self._turn:
+            _, pipeline = pipeline_of(name, config[0], home)
+            self._pipelines.append(
+                pipeline
+            )  # also one of before: Ray ends it with its first handle
+            return pipeline
+
+    def close(self) -> None:
+        """Give all back that nobody has."""
+        with self._turn:
+            for pipeline in self._pipelines:
+                ray.kill(pipeline)
+            self._pipelines.clear()
+            for seat in (*self._idle, *(one.seat for one in self._leaving)):
+                seat.give_back()
+            self._idle, self._leaving = [], []
+
+
+class LeasedPool(ActorPool):
+    """One run's part of the seats, in their process."""
+
+    def __init__(self, seats: Seats, term: int, clock: Clock) -> None:
+        super().__init__(clock)
+        self._shared, self.term, self.shares = seats, term, seats.shares
+
+    def start_pipeline(self, name: str, config: Sequence[Any], home: str) -> Any:
+        """See `ActorPool.start_pipeline`; it may be other runs', too."""
+        if name.startswith(self.shares):
+            return self._shared.pipeline(name, config, home)
+        return super().start_pipeline(name, config, home)
+
+    def spare(self, bundle: Mapping[str, float], labels: Mapping[str, str]) -> int:
+        """See `ActorPool.spare`."""
+        return self._shared.spare(Shape.of(bundle, labels))
+
+    def _take(self, shape: Shape) -> Seat:
+        return self._shared.take(shape)
+
+    def _is_there(self, member: int) -> bool:
+        seat = self._seats[member]
+        if seat.is_there:
+            return True
+        idle = self._shared.take_idle(seat.shape)  # another run has given it back
+        if idle is not None:
+            seat.give_back()
+            self._seats[member] = idle
+        return idle is not None
+
+    def _put(self, seat: Seat) -> None:
+        self._shared.put(seat, self.term)
+
+
+@ray.remote(num_cpus=0)
+class SeatsActor:
+    """The seats of one owner, with what several drivers have leased of them.
+
+    Args:
+        name: Of this actor.
+        room: How many seats there can be.
+    """
+
+    def __init__(self, name: str, room: int) -> None:
+        give_back_all(name)  # what this process had reserved before it was started again
+        self._clock, self._room, self._expected = SystemClock(), room, 0
+        self._seats = Seats(name, self._clock)
+        self._leases: dict[int, Lease] = {}
+        self._terms = 0
+        self._turn = threading.RLock()
+        self._wake = threading.Event()
+        threading.Thread(target=self._tidy, name="tidy", daemon=True).start()
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+
+    def expect(self, runs: int) -> None:
+        """So many runs are to share the seats: what is not there yet has its part, too."""
+        with self._turn:
+            self._expected = runs
+
+    def open(self, run: str, fewest: int, most: int, holder: Sequence[Any]) -> tuple[int, str]:
+        """Lease seats to a run. One that it had before, by another driver, is over.
+
+        Args:
+            run: Its name.
+            fewest: Members that it can do with.
+            most: That it can do with, too.
+            holder: The actor that its driver is in, or nothing.
+
+        Returns:
+            Its term, and with what the names of shared pipelines begin.
+        """
+        with self._turn:
+            self.end(run)
+            self._terms += 1
+            pool = LeasedPool(self._seats, self._terms, self._clock)
+            lease = Lease(run, pool, Want(fewest, most), holder[0] if holder else None)
+            self._leases[self._terms] = lease
+            return self._terms, self._seats.shares
+
+    def end(self, run: str) -> None:
+        """End the lease of a run: what it has is given back, and then its driver hears of it."""
+        for term, lease in [*self._leases.items()]:
+            if lease.run == run:
+                self.call(term, "close")
+
+    def allotted(self, term: int) -> int:
+        """How many members a run may have now; 0: it has no lease."""
+        with self._turn:
+            if term not in self._leases:
+                return 0
+            wants = [lease.want for lease in self._leases.values()]
+            dealt = deal(self._room, wants, self._expected)
+            return max(1, dealt[[*self._leases].index(term)])
+
+    def heartbeat(self, term: int) -> bool:
+        """Whether a run has a lease."""
+        return term in self._leases
+
+    def call(self, term: int, method: str, *args: Any, **kwargs: Any) -> tuple[bool, Any]:
+        """Whether this run has a lease, and then what a method of `ActorPool` returns."""
+        lease = self._leases.get(term)
+        if lease is None:
+            return False, None
+        found = getattr(lease.pool, method)(*args, **kwargs)
+        self._wake.set()
+        if method == "close":
+            with self._turn:
+                self._leases.pop(term, None)
+        return True, found
+
+    def held(self) -> dict[int, int]:
+        """How many seats each run has that has a lease; for whoever looks on."""
+        with self._turn:
+            return {term: lease.pool.size for term, lease in self._leases.items()}
+
+    def close(self) -> None:
+        """Give everything back."""
+        with self._turn:
+            for lease in self._leases.values():
+                lease.pool.close()
+            self._leases.clear()
+            self._seats.close()
+
+    def _tidy(self) -> None:
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            pause = threading.Event()
+            while self._seats.tidy():
+                pause.wait(_LOOK_S)
+
+    def _watch(self) -> None:
+        """See whose driver has ended without a word."""
+        pause = threading.Event()
+        while True:
+            pause.wait(_WATCH_S)
+            for term, lease in [*self._leases.items()]:
+                if lease.holder is not None and self._is_gone(lease):
+                    self.call(term, "close")
+
+    def _is_gone(self, lease: Lease) -> bool:
+        if lease.seen is None:
+            lease.seen = lease.holder.__ray_ready__.remote()
+        try:
+            ray.get(lease.seen, timeout=0)
+        except GetTimeoutError:  # it is busy
+            return False
+        except RayError:
+            return True
+        lease.seen = None
+        return False
+
+
+def give_back_all(name: str) -> None:
+    """Remove the placement groups of the seats of this owner, whoever has made them."""
+    from ray.util.placement_group import get_placement_group
+
+    for found in placement_group_table().values():
+        if str(found.get("name", "")).startswith(f"{name}-") and found.get("state") != "REMOVED":
+            with contextlib.suppress(ValueError, RayError):
+                remove_placement_group(get_placement_group(found["name"]))
+
+
+class LeaseEndedError(KeyboardInterrupt):
+    """The owner of the seats wants them back: the run ends at once, as by a second Ctrl-C."""
+
+
+class SeatsLease(RemotePool):
+    """A run's part of the seats, as its driver asks for it."""
+
+    def __init__(self, actor: Any, term: int, most: int, shares: str, clock: Clock) -> None:
+        self.most, self.shares = most, shares
+        super().__init__(actor, term, clock, beat_s=_BEAT_S)
+
+    spare = asked(ActorPool.spare)
+
+    def check(self) -> None:
+        """See that the run has a lease.
+
+        Raises:
+            LeaseEndedError: It has none any more.
+            MachineError: Who keeps the seats is gone.
+        """
+        if self._superseded:
+            raise LeaseEndedError
+
+    def close(self) -> None:
+        """Give all back that the run has."""
+        self.stop_beats()
+        with contextlib.suppress(RayError):
+            answer(self._actor.call.remote(self.term, "close"))
+
+    def _send_heartbeat(self) -> None:
+        now_s = self._clock.monotonic_s()
+        most = answer(self._actor.allotted.remote(self.term))
+        self._know(now_s, obeyed=most > 0)
+        self.most = most or self.most
+
+
+@dataclass
+class SeatsHandle:
+    """Seats that runs are given places from; it travels to their drivers.
+
+    Attributes:
+        actor: Which keeps them.
+    """
+
+    actor: Any
+    clock: Clock = field(default_factory=SystemClock)
+
+    @classmethod
+    def start(cls, name: str, room: int) -> SeatsHandle:
+        """Keep seats from now on, on this node, until the process that asks for it ends."""
+        options = SeatsActor.options(  # type: ignore[attr-defined]
+            name=name,
+            max_restarts=-1,
+            max_concurrency=_THREADS,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id_here(), soft=False),
+            **hash_seeded(),
+        )
+        return cls(options.remote(name, room))
+
+    @contextlib.contextmanager
+    def lease(self, run: str, fewest: int, most: int) -> Iterator[SeatsLease]:
+        """Lease seats to a run that this process drives."""
+        here = ray.get_runtime_context()
+        holder = [here.current_actor] if here.get_actor_id() else []
+        term, shares = answer(self.actor.open.remote(run, fewest, most, holder))
+        now = answer(self.actor.allotted.remote(term))
+        pool = SeatsLease(self.actor, term, now, shares, self.clock)
+        try:
+            yield pool
+        finally:
+            pool.close()
+
+    def expect(self, runs: int) -> None:
+        """See `SeatsActor.expect`."""
+        answer(self.actor.expect.remote(runs))
+
+    def end(self, run: str) -> None:
+        """See `SeatsActor.end`."""
+        answer(self.actor.end.remote(run))
+
+    def close(self) -> None:
+        """End it."""
+        with contextlib.suppress(RayError):
+            ray.get(self.actor.close.remote(), timeout=_LEAVES_S * 5)
+        ray.kill(self.actor)

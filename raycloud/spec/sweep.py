@@ -1,0 +1,265 @@
+"""The `sweep` section of a job file: what is varied, what is sought, and how."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from raycloud.errors import SpecError
+from raycloud.spec.load import dump_job, load_job, read_section, with_values
+from raycloud.spec.mistakes import combined, mistake
+from raycloud.spec.sections import Auto, Section, wrong
+from raycloud.spec.yaml_text import write
+
+if TYPE_CHECKING:
+    from raycloud.spec.job import Job
+
+Objective = Literal["measure", "seconds", "samples", "bytes", "money"]
+Scalar = bool | int | float | str | None
+Point = dict[str, Any]  # a value for each field that is varied in it
+
+SECTION = "sweep"
+
+
+class Parameter(Section):
+    """The values that a field may have: one of `choice`, `range` and `log`."""
+
+    choice: Annotated[list[Scalar], Field(min_length=1)] | None = None
+    """These values."""
+    range: Annotated[list[int] | list[float | int], Field(min_length=2, max_length=2)] | None = None
+    """From the first to the second, both in it, evenly; whole numbers where both are."""
+    log: Annotated[list[int] | list[float | int], Field(min_length=2, max_length=2)] | None = None
+    """The same, evenly by their logarithms."""
+    when: dict[str, Scalar | list[Scalar]] = Field(default_factory=dict)
+    """Other fields of the space, each with the value, or the list of values, for which this one is
+    varied; else it is as in the job."""
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Parameter:
+        given = [name for name in ("choice", "range", "log") if getattr(self, name) is not None]
+        if len(given) != 1:
+            what = "says both " + " and ".join(given) if given else "says no values"
+            raise wrong(
+                what, "write one of `choice: [a, b]`, `range: [low, high]`, `log: [low, high]`"
+            )
+        low, high = self.bounds
+        if not low < high and self.choice is None:
+            raise wrong(f"its range from {low} to {high} is empty", "write the lower value first")
+        if self.log is not None and not low > 0:
+            raise wrong(f"has no logarithm at {low}", "begin above 0, or write `range`")
+        if self.choice is not None and len({(type(v), v) for v in self.choice}) < len(self.choice):
+            raise wrong("names a value twice", "name each once")
+        return self
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Of a range; of a choice they are of no meaning."""
+        low, high = self.range or self.log or (0, 0)
+        return low, high
+
+    @property
+    def whole(self) -> bool:
+        """Whether a range is of whole numbers."""
+        return all(type(bound) is int for bound in self.range or self.log or ())
+
+    def at(self, part: float) -> Any:
+        """The value at `part` of the way, 0 to 1, of all that it may have.
+
+        >>> Parameter(range=[1, 4]).at(0.99), Parameter(log=[0.01, 1.0]).at(0.5)
+        (4, 0.1)
+        """
+        if self.choice is not None:
+            return self.choice[min(int(part * len(self.choice)), len(self.choice) - 1)]
+        low, high = self.bounds
+        if self.whole and self.range:
+            return int(low + min(int(part * (high - low + 1)), int(high - low)))
+        if self.range:
+            return low + part * (high - low)
+        value = math.exp(math.log(low) + part * (math.log(high) - math.log(low)))
+        return round(value) if self.whole else float(f"{value:.6g}")
+
+    def samples(self) -> tuple[Any, ...]:
+        """Values at which to see whether the job takes them: all of a choice, a range's ends."""
+        return tuple(self.choice) if self.choice is not None else (self.at(0.0), self.at(1.0))
+
+    def may_be(self, value: object) -> bool:
+        """Whether it may have this value."""
+        if self.choice is not None:
+            return any(type(one) is type(value) and one == value for one in self.choice)
+        low, high = self.bounds
+        return type(value) in {int, float} and low <= value <= high  # type: ignore[operator]
+
+
+class Sweep(Section):
+    """Trials of one job with other values, to find those that serve best."""
+
+    space: dict[str, Parameter] = Field(min_length=1)
+    """What is varied: fields of the job by their path, as after `--set`, e.g. `global_batch`,
+    `sync.codec` or `settings.learning_rate`."""
+    measure: str = Field(default="loss", min_length=1)
+    """The measure of the held-out samples that is looked at."""
+    mode: Literal["min", "max"] = "min"
+    """Whether less of it is better, or more."""
+    target: float | None = Field(default=None, allow_inf_nan=False)
+    """A trial ends once it has come so far. null: it ends with its last step."""
+    minimize: Annotated[tuple[Objective, ...], Field(min_length=1, strict=False)] = ("measure",)
+    """What is sought: the best `measure` at a trial's end, or the least seconds, samples, bytes
+    sent or money, to the target where there is one. Several have no one best trial but a front of
+    those that no other trial beats in all."""
+    searcher: Literal["random", "grid", "tpe", "nsga2"] = "random"
+    """How points are found. random: drawn evenly. grid: all, in turn. tpe: a tree of Parzen
+    estimators. nsga2: a genetic algorithm, for several objectives. The last two need the extra
+    `raycloud[sweep]`."""
+    scheduler: Literal["asha", "median", "none"] = "none"
+    """Which trials end early. asha: at each rung, `reduction` times as far as the one before, only
+    the best go on. median: a trial worse than the median of all at that step ends."""
+    reduction: int = Field(default=4, ge=2)
+    """Of `asha`: one in so many goes on."""
+    grace_steps: int | None = Field(default=None, ge=1)
+    """Steps before a trial may be ended early. null: as many as between two measurements."""
+    trials: int = Field(default=16, ge=1)
+    """Most trials."""
+    parallel: Annotated[int, Field(ge=1)] | Auto = "auto"
+    """Trials at once. auto: as many as the machines hold with their fewest workers each."""
+    seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """No trial begins later than this; those that run are ended. null: no limit."""
+    money: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """The same, of what the machines cost. null: no limit."""
+    seed: int = Field(default=0, ge=0)
+    """Of what is drawn."""
+
+    @model_validator(mode="after")
+    def _together(self) -> Sweep:
+        if len(set(self.minimize)) < len(self.minimize):
+            raise wrong("minimize names an objective twice", "name each once")
+        ranges = [path for path, one in self.space.items() if one.choice is None]
+        if self.searcher == "grid" and ranges:
+            problem = f"searcher grid has no end: {', '.join(ranges)} is a range"
+            raise wrong(problem, "write `choice` there, or another searcher")
+        several = len(self.minimize) > 1
+        if several and self.scheduler != "none":
+            problem = f"scheduler {self.scheduler} does not go together with several objectives"
+            raise wrong(problem, "write `scheduler: none`, or one objective")
+        if self.searcher == "nsga2" and not several:
+            raise wrong("searcher nsga2 is for several objectives", "write `searcher: tpe`")
+        for path, parameter in self.space.items():
+            for other, values in parameter.when.items():
+                self._check_condition(path, other, values)
+        return self
+
+    def _check_condition(self, path: str, other: str, values: Scalar | list[Scalar]) -> None:
+        names = [*self.space]
+        if other not in names:
+            problem = f"{path} is varied only for values of {other}, which is not"
+            raise wrong(problem, "put that into the space, or leave the condition out")
+        if names.index(other) >= names.index(path):
+            raise wrong(f"{path} comes before {other}, on which it depends", "swap the two")
+        every = values if isinstance(values, list) else [values]
+        if impossible := [value for value in every if not self.space[other].may_be(value)]:
+            problem = f"{path} is varied for {other} = {impossible[0]!r}, which it never is"
+            raise wrong(problem, f"write one of the values of {other}")
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether trials may end before their last step."""
+        return self.scheduler != "none" or self.target is not None
+
+
+class File(Section):
+    """What a job file has beside the job."""
+
+    sweep: Sweep
+    """What is varied, what is sought, and how."""
+
+
+def load_sweep(
+    path: str | Path, overrides: Sequence[str] = (), *, check_files: bool = True
+) -> tuple[Job, Sweep]:
+    """Read a job file with a `sweep` section.
+
+    Args:
+        path: The YAML file.
+        overrides: As of `load_job`; those below `sweep.` are of the section.
+        check_files: As of `load_job`.
+
+    Raises:
+        SpecError: It cannot be read, has no such section, or one that does not go with the job.
+    """
+    prefix = f"{SECTION}."
+    of_job = [text for text in overrides if not text.startswith(prefix)]
+    job = load_job(path, of_job, check_files=check_files)
+    own = [text.removeprefix(prefix) for text in overrides if text.startswith(prefix)]
+    values = read_section(Path(path), SECTION, own)
+    sweep = File(sweep=values).sweep  # type: ignore[arg-type]
+    check(job, sweep)
+    return job, sweep
+
+
+def check(job: Job, sweep: Sweep) -> None:
+    """Whether the job takes every value of the space, and trials can be compared.
+
+    Raises:
+        SpecError: For every mistake.
+    """
+    errors = [*_refused(job, sweep)]
+    if sweep.ends_early and job.evaluate.every_steps is None:
+        what = f"scheduler {sweep.scheduler}" if sweep.scheduler != "none" else "a target"
+        problem = f"is not set, and {what} needs measurements on the way"
+        errors.append(mistake("evaluate.every_steps", None, problem, "write a number of steps"))
+    if errors:
+        raise combined(errors)
+
+
+def _refused(job: Job, sweep: Sweep) -> Iterator[SpecError]:
+    """The errors of values that the job does not take, each beside the first of the others."""
+    usual = next(points(sweep.space))
+    for path, parameter in sweep.space.items():
+        for value in parameter.samples():
+            try:
+                with_values(job, {**usual, **_allowing(sweep.space, path), path: value})
+            except SpecError as error:
+                yield error
+                break
+
+
+def _allowing(space: Mapping[str, Parameter], path: str) -> Point:
+    """Values of other fields for which this one is varied."""
+    found: Point = {}
+    for other, values in space[path].when.items():
+        found |= _allowing(space, other)
+        found[other] = values[0] if isinstance(values, list) else values
+    return found
+
+
+def dump_sweep(job: Job, sweep: Sweep) -> str:
+    """Both as one file, every field written out; it reads back as they are."""
+    return dump_job(job) + write({SECTION: sweep.model_dump(mode="json", exclude_none=True)})
+
+
+def is_varied(parameter: Parameter, point: Mapping[str, Any]) -> bool:
+    """Whether a field is varied where those before it have these values."""
+    return all(
+        other in point and point[other] in (values if isinstance(values, list) else [values])
+        for other, values in parameter.when.items()
+    )
+
+
+def points(space: Mapping[str, Parameter]) -> Iterator[Point]:
+    """All points of a space of choices, the last field fastest; of a range, its ends."""
+    yield from _points([*space.items()], {})
+
+
+def _points(left: Sequence[tuple[str, Parameter]], point: Point) -> Iterator[Point]:
+    if not left:
+        yield point
+        return
+    (path, parameter), *rest = left
+    if not is_varied(parameter, point):
+        yield from _points(rest, point)
+        return
+    for value in parameter.samples():
+        yield from _points(rest, {**point, path: value})

@@ -1,0 +1,170 @@
+"""What a sweep has found: its log, the best trials, and those that no other beats.
+
+`sweep.jsonl` has a line for each word of a trial: begun, measured, ended. The last one of a trial
+counts. Lines of a newer format are refused; the last line may be cut off.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from raycloud.errors import RunDirectoryError
+
+FORMAT = 1
+
+Status = Literal["running", "finished", "reached", "stopped", "failed"]
+OVER = frozenset({"finished", "reached", "stopped", "failed"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """Where a trial stands.
+
+    Attributes:
+        step: Steps done.
+        measure: Of the held-out samples, after them.
+        seconds: Since its first member began to compute.
+        samples: Computed.
+        bytes: Sent for exchanges of gradients.
+        money: What its machines have cost; None: nobody knows.
+    """
+
+    step: int
+    measure: float
+    seconds: float
+    samples: int
+    bytes: int
+    money: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """One trial, as its last line says.
+
+    Attributes:
+        number: From 0.
+        point: The values that it was given.
+        status: running; finished: it made its last step; reached: it came to the target; stopped:
+            it was ended early; failed.
+        measured: Each measurement.
+        why: Of a failure.
+    """
+
+    number: int
+    point: Mapping[str, Any]
+    status: Status = "running"
+    measured: tuple[Measured, ...] = ()
+    why: str = ""
+
+    @property
+    def last(self) -> Measured | None:
+        """Where it stands."""
+        return self.measured[-1] if self.measured else None
+
+
+@dataclass
+class Results:
+    """All trials of a sweep, kept in a file as they come.
+
+    Args:
+        path: Of the log; it is made where there is none, else gone on with.
+    """
+
+    path: Path
+    trials: dict[int, Trial] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, path: Path) -> Results:
+        """What is known already.
+
+        Raises:
+            RunDirectoryError: The file is damaged, or of a newer format.
+        """
+        found = cls(path)
+        if not path.exists():
+            return found
+        lines = path.read_bytes().split(b"\n")
+        for number, line in enumerate(lines[:-1], start=1):
+            try:
+                found._take(json.loads(line))
+            except (ValueError, KeyError, TypeError) as error:
+                raise RunDirectoryError(
+                    f"{path}:{number} is damaged: {error}",
+                    hint="delete the line, or begin the sweep in another directory",
+                ) from error
+        if lines[-1]:  # a word that was cut off as its writer ended
+            path.write_bytes(b"\n".join([*lines[:-1], b""]))
+        return found
+
+    def _take(self, record: Mapping[str, Any]) -> None:
+        if record["format"] != FORMAT:
+            raise ValueError(f"it is of format {record['format']}, this raycloud reads {FORMAT}")
+        number = record["trial"]
+        before = self.trials.get(number, Trial(number=number, point={}))
+        measured = before.measured
+        if "measured" in record:
+            new = Measured(**record["measured"])
+            measured = (*(one for one in measured if one.step < new.step), new)
+        self.trials[number] = Trial(
+            number=number,
+            point=record.get("point", before.point),
+            status=record.get("status", before.status),
+            measured=measured,
+            why=record.get("why", before.why),
+        )
+
+    def add(self, trial: int, **said: Any) -> Trial:
+        """Keep what is said of a trial: `point`, `status`, `measured` or `why`."""
+        if isinstance(found := said.get("measured"), Measured):
+            said["measured"] = asdict(found)
+        record = {"format": FORMAT, "trial": trial, **said}
+        self._take(record)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+        return self.trials[trial]
+
+    @property
+    def whole(self) -> list[Trial]:
+        """Those that are over, by number."""
+        return [trial for _, trial in sorted(self.trials.items()) if trial.status in OVER]
+
+    @property
+    def unfinished(self) -> list[Trial]:
+        """Those that had begun, by number."""
+        return [trial for _, trial in sorted(self.trials.items()) if trial.status not in OVER]
+
+
+def objectives(
+    trial: Trial, minimize: Sequence[str], *, mode: str, target: float | None
+) -> tuple[float, ...] | None:
+    """What a trial came to, in the order of `minimize`, less is better; None: to nothing.
+
+    With a target, only what has reached it came to something; without one what made its last step.
+    """
+    wanted = {"reached"} if target is not None else {"finished"}
+    if trial.status not in wanted or trial.last is None:
+        return None
+    found = []
+    for name in minimize:
+        value = getattr(trial.last, name)
+        if value is None:
+            return None
+        found.append(-value if name == "measure" and mode == "max" else value)
+    return tuple(found)
+
+
+def front(scored: Iterable[tuple[Trial, tuple[float, ...]]]) -> list[Trial]:
+    """The trials that no other is as good as in all objectives and better in one; best first."""
+    every = sorted(scored, key=lambda pair: pair[1])
+    return [
+        trial
+        for trial, values in every
+        if not any(
+            other != values and all(a <= b for a, b in zip(other, values, strict=True))
+            for _, other in every
+        )
+    ]

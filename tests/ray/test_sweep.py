@@ -1,0 +1,259 @@
+"""Sweeps for real: trials on shared seats, by Ray Tune; what is killed, and what is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.util import placement_group_table
+
+import raycloud
+from raycloud.events import DataPrepared, GenerationFormed, MemberReady, RunFinished
+from raycloud.on_ray.seats import SeatsHandle
+from raycloud.on_ray.sweep import Found, sweep
+from raycloud.spec.load import dump_minimal, load_job
+from raycloud.spec.sweep import load_sweep
+from raycloud.spec.yaml_text import write
+from raycloud.tuning.results import Results, Trial
+from tests.live import (
+    RAYCLOUD,
+    asked,
+    command,
+    events,
+    exact_steps,
+    of_kind,
+    processes_below,
+    ran,
+    wait_for,
+)
+from tests.tiers import variants
+
+CPUS = 2
+JOB = Path(__file__).parents[2] / "jobs" / "gpt.yaml"
+GONE_S = 2.0  # after a kill nothing is reserved any more
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+def tiny(steps: int, *more: str) -> Any:
+    sets = [f"settings.{name}={value}" for name, value in (("width", 16), ("depth", 1))]
+    sets += [f"steps={steps}", "global_batch=8", "evaluate.every_steps=10"]
+    return load_job(JOB, [*sets, "evaluate.max_samples=8", "checkpoint.every_steps=10", *more])
+
+
+SPACE = {"global_batch": {"choice": [8, 16]}, "clip_norm": {"choice": [0.1, 1.0]}}
+
+
+def nothing_reserved() -> bool:
+    states = {group["state"] for group in placement_group_table().values()}
+    return states <= {"REMOVED"} and ray.available_resources().get("CPU") == CPUS
+
+
+def runs_of(found: Found) -> list[Path]:
+    return [found.directory / "trials" / f"{trial.number:04}" for trial in found.trials]
+
+
+def pids(runs: list[Path]) -> list[int]:
+    return [one.pid for run in runs for one in of_kind(MemberReady, events(run))]
+
+
+def kill_of(folder: Path, title: str) -> int:
+    """Kill a process of the cluster by its title; its id."""
+    found = [pid for pid, line in processes_below(folder).items() if line.startswith(title)]
+    os.kill(found[0], signal.SIGKILL)
+    return found[0]
+
+
+class Once:
+    """Does something once, when a trial has measured."""
+
+    def __init__(self, what: Callable[[], object], trial: int = 1) -> None:
+        self.what, self.trial, self.done = what, trial, False
+
+    def __call__(self, results: Results, trial: Trial) -> None:
+        if not self.done and trial.number == self.trial and trial.measured:
+            self.done = True
+            self.what()
+
+
+def test_all_trials_come_to_their_end_on_the_same_seats(tmp_path: Path) -> None:
+    found = sweep(tiny(30), space=SPACE, searcher="grid", trials=9, directory=tmp_path / "swept")
+    runs = runs_of(found)
+    assert [trial.status for trial in found.trials] == ["finished"] * 4
+    assert [exact_steps(run) for run in runs] == [30] * 4
+    losses = {trial.number: trial.last.measure for trial in found.trials if trial.last}
+    assert [trial.number for trial in found.best] == [min(losses, key=losses.__getitem__)]
+    assert found.job is not None
+    best = load_job(found.directory / "best.yaml")
+    assert best.global_batch == found.best[0].point["global_batch"]
+    assert dump_minimal(best) == dump_minimal(found.job)
+    assert len(set(pids(runs))) <= CPUS  # a process is the next trial's, too
+    prepared = [one for run in runs for one in of_kind(DataPrepared, events(run))]
+    made = [one.blocks - one.cached_blocks for one in prepared if one.split == "train"]
+    assert len(made) >= 4
+    assert len({one.seconds for one in prepared if one.split == "train"}) == 1  # it was done once
+    wait_for("nothing reserved", nothing_reserved, seconds=GONE_S)
+
+
+@pytest.mark.full
+def test_trials_end_early_and_their_seats_are_another_s(tmp_path: Path) -> None:
+    found = sweep(
+        tiny(80),
+        space={"global_batch": {"choice": [8, 16, 32]}, "clip_norm": {"log": [1e-6, 1.0]}},
+        scheduler="asha",
+        reduction=2,
+        trials=8,
+        seed=1,
+        directory=tmp_path / "swept",
+    )
+    stopped = [trial for trial in found.trials if trial.status == "stopped"]
+    assert len(stopped) >= 2
+    assert all(trial.last is not None and trial.last.step < 80 for trial in stopped)
+    assert found.best[0].status == "finished"
+    ended = [of_kind(RunFinished, events(run))[-1].status for run in runs_of(found)]
+    assert ended.count("finished") + ended.count("stopped") == 8
+    wait_for("nothing reserved", nothing_reserved, seconds=GONE_S)
+
+
+@pytest.mark.full
+def test_a_sweep_to_a_target_ends_trials_there(tmp_path: Path) -> None:
+    found = sweep(
+        tiny(400),
+        space={"global_batch": {"choice": [8, 16]}},
+        searcher="grid",
+        target=4.9,
+        minimize=("seconds", "bytes"),
+        trials=4,
+        directory=tmp_path / "swept",
+    )
+    assert {trial.status for trial in found.trials} == {"reached"}
+    assert found.best
+
+
+@pytest.mark.parametrize("title", variants("ray::MemberActor", "ray::TrialRun", "ray::SeatsActor"))
+def test_what_is_killed_is_made_up_for(title: str, tmp_path: Path, ray_tmpdir: Path) -> None:
+    once = Once(lambda: kill_of(ray_tmpdir, title))
+    found = sweep(
+        tiny(60),
+        space=SPACE,
+        searcher="grid",
+        trials=4,
+        directory=tmp_path / "swept",
+        listener=once,
+    )
+    assert once.done
+    assert [trial.status for trial in found.trials] == ["finished"] * 4
+    assert [exact_steps(run) for run in runs_of(found)] == [60] * 4
+    wait_for("nothing reserved", nothing_reserved, seconds=GONE_S)
+
+
+@pytest.mark.full
+def test_a_killed_sweep_leaves_nothing_and_is_resumed(tmp_path: Path, cluster: str) -> None:
+    """By the command, on a cluster that goes on."""
+    section = {"space": SPACE, "searcher": "grid", "trials": 4}
+    text = dump_minimal(tiny(150)) + write({"sweep": section})
+    (tmp_path / "job.yaml").write_text(text)
+    place = tmp_path / "swept"
+    told = (RAYCLOUD, "sweep", "job.yaml", "--dir", place)
+    with command(tmp_path, *told, RAY_ADDRESS=cluster) as one:
+        log = place / "sweep.jsonl"
+        wait_for("a trial is over", lambda: log.exists() and '"finished"' in log.read_text())
+        one.process.kill()
+        one.process.wait()
+    wait_for("nothing reserved", nothing_reserved, seconds=GONE_S)
+    over = Results.open(log).whole
+    assert 1 <= len(over) < 4
+    code, again = ran(tmp_path, RAYCLOUD, "sweep", "resume", place, RAY_ADDRESS=cluster)
+    assert code == 0, again.err
+    trials = Results.open(log).trials
+    assert [trial.status for trial in trials.values()] == ["finished"] * 4
+    assert [exact_steps(place / "trials" / f"{number:04}") for number in sorted(trials)] == [
+        150
+    ] * 4
+    assert {t.number: t for t in over}.items() <= trials.items()  # they were not done again
+    code, shown = ran(tmp_path, RAYCLOUD, "sweep", "show", place)
+    assert code == 0
+    assert len(shown.out.splitlines()) == 1 + 4
+    _, asked_for = load_sweep(place / "sweep.yaml")
+    assert asked_for.trials == 4
+
+
+# ---- seats
+
+
+def formed(run: Path) -> list[int]:
+    return [len(one.members) for one in of_kind(GenerationFormed, events(run))]
+
+
+def in_thread(job: raycloud.Job, run_dir: Path, **given: Any) -> threading.Thread:
+    thread = threading.Thread(
+        target=raycloud.train, args=(job,), kwargs={"run_dir": run_dir, **given}
+    )
+    thread.start()
+    return thread
+
+
+def test_a_second_run_begins_beside_the_first_and_grows(tmp_path: Path) -> None:
+    """It needs one worker, may have two, and there is room for one."""
+    gates = {name: str(tmp_path / name) for name in ("first", "second")}
+
+    def job(name: str, most: int) -> raycloud.Job:
+        elastic = {"min_workers": 1, "max_workers": most}
+        settings = {"gate": gates[name], "free": 40}
+        return asked("Gated", 1, steps=80, elastic=elastic, settings=settings)
+
+    first = in_thread(job("first", 1), tmp_path / "a")
+    wait_for(
+        "the first computes",
+        lambda: (tmp_path / "a/events.jsonl").exists() and formed(tmp_path / "a"),
+    )
+    second = in_thread(job("second", 2), tmp_path / "b")
+    wait_for(
+        "the second computes",
+        lambda: (tmp_path / "b/events.jsonl").exists() and formed(tmp_path / "b"),
+    )
+    assert formed(tmp_path / "b") == [1]
+    Path(gates["first"]).touch()
+    first.join()
+    wait_for("a place is found", lambda: len(of_kind(MemberReady, events(tmp_path / "b"))) == 2)
+    Path(gates["second"]).touch()
+    second.join()
+    assert [exact_steps(tmp_path / name) for name in "ab"] == [80, 80]
+    wait_for("nothing reserved", nothing_reserved, seconds=GONE_S)
+
+
+def test_runs_that_share_seats_make_room_for_each_other(tmp_path: Path) -> None:
+    gate = str(tmp_path / "gate")
+    seats = SeatsHandle.start("raycloud-seats-shared", CPUS)
+    job = asked(
+        "Paced",
+        1,
+        steps=200,
+        elastic={"min_workers": 1, "max_workers": 2},
+        settings={"gate": gate, "pause_s": 0.01},
+    )
+    try:
+        first = in_thread(job, tmp_path / "a", seats=seats)
+        wait_for(
+            "it has both",
+            lambda: (tmp_path / "a/events.jsonl").exists() and 2 in formed(tmp_path / "a"),
+        )
+        second = in_thread(job, tmp_path / "b", seats=seats)
+        wait_for(
+            "both compute",
+            lambda: (tmp_path / "b/events.jsonl").exists() and formed(tmp_path / "b"),
+        )
+        assert formed(tmp_path / "a")[-1] == 1
+        Path(gate).touch()
+        first.join()
+        second.join()
+    finally:
+        seats.close()
+    assert [exact_steps(tmp_path / name) for name in "ab"] == [200, 200]
+    wait_for("nothing reserved", nothing_reserved, seconds=GONE_S)
