@@ -262,7 +262,9 @@ def main() -> int:
     bound = medians["function"]["each_s"]
     ours, theirs = (medians[name]["each_s"] for name in ("raycloud-sweep", PEER))
     ratio = (theirs - bound) / max(ours - bound, 1e-9)
-    print(f"overhead of {PEER} over ours: {ratio:.1f}; a plain function takes {bound:.2f} s")
+    print(f"a trial by {PEER} over one of ours: {theirs / ours:.0f}")
+    if ours > bound:
+        print(f"its overhead over a plain function's, over ours: {ratio:.1f}")
     return 0 if ours <= AT_MOST_S and (ours <= bound or ratio >= AT_LEAST) else 1
 
 

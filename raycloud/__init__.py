@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from raycloud.on_ray.dry_run import plan
     from raycloud.on_ray.run import train
     from raycloud.on_ray.session import Run
-    from raycloud.on_ray.sweep import Found, sweep
+    from raycloud.on_ray.sweep import Found, sweep, trainable
     from raycloud.rows import Rows
     from raycloud.spec import Job, load_job
     from raycloud.task import Source, Splits, Task
@@ -41,6 +41,7 @@ __all__ = [
     "plan",
     "sweep",
     "train",
+    "trainable",
 ]
 
 _HOMES = {
@@ -48,7 +49,7 @@ _HOMES = {
     "raycloud.on_ray.dry_run": {"plan"},
     "raycloud.on_ray.run": {"train"},
     "raycloud.on_ray.session": {"Run"},
-    "raycloud.on_ray.sweep": {"Found", "sweep"},
+    "raycloud.on_ray.sweep": {"Found", "sweep", "trainable"},
     "raycloud.rows": {"Rows"},
     "raycloud.spec": {"Job", "load_job"},
     "raycloud.task": {"Source", "Splits", "Task"},

@@ -227,7 +227,9 @@ class StepsCommitted:
     uncompressed, by the ring's formula. `skips` are records of what these steps took and did not
     count: see `order.Skip`. `micro_batches` are this member's own; `computed` are those of all
     members, as they told each other before the steps counted. `residual` is the norm of what
-    encoding has lost here, and is kept for the next step.
+    encoding has lost here, and is kept for the next step. `noise` and `signal` are this member's
+    parts of two sums over some of the steps: of the trace of the covariance of one sample's
+    gradient, and of the squared norm of its mean.
     """
 
     member: int
@@ -256,6 +258,8 @@ class StepsCommitted:
     bytes_last: int = 0
     computed: int = 0
     residual: float = 0.0
+    noise: float = 0.0
+    signal: float = 0.0
     skips: tuple[Mapping[str, Any], ...] = ()
 
 

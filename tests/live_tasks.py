@@ -41,6 +41,23 @@ class Steady(NetTask):
         return super().scheduler(optimizer, 200)
 
 
+class Still(Steady):
+    """Never moves, and each sample weighs the same: its gradients are those of the start."""
+
+    def __init__(self, samples: int = 2000) -> None:
+        super().__init__(dropout=0.0, branch=False, samples=samples)
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        points, labels = batch
+        return nn.functional.cross_entropy(model(points), labels)
+
+    def weight(self, batch: Any, samples: int) -> float:
+        return float(samples)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.0)
+
+
 class Pair(nn.Module):
     """Two nets that answer together: one normalises each sample, the other over a micro-batch."""
 

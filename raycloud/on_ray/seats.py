@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _LEAVES_S = 0.4  # a process has for leaving what it computes
 _LOOK_S = 0.02  # between two looks whether it has
 _WATCH_S = 0.3  # between two looks whether drivers are there
+_KEPT_S = 20.0  # seats are, where no run leases any
 _BEAT_S = 0.5
 _THREADS = 16
 
@@ -296,10 +297,14 @@ class SeatsActor:
                 pause.wait(_LOOK_S)
 
     def _watch(self) -> None:
-        """See whose driver has ended without a word."""
-        pause = threading.Event()
+        """See whose driver has ended without a word, and give back what nobody leases."""
+        pause, leased_s = threading.Event(), self._clock.monotonic_s()
         while True:
             pause.wait(_WATCH_S)
+            now_s = self._clock.monotonic_s()
+            leased_s = now_s if self._leases else leased_s
+            if now_s - leased_s >= _KEPT_S:
+                self._seats.close()
             for term, lease in [*self._leases.items()]:
                 if lease.holder is not None and self._is_gone(lease):
                     self.call(term, "close")

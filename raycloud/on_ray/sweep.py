@@ -29,9 +29,10 @@ from raycloud.on_ray.seats import LeaseEndedError, SeatsHandle
 from raycloud.planner.inventory import require
 from raycloud.report.state import Tally
 from raycloud.report.summary import cost
+from raycloud.report.sweep import page
 from raycloud.spec import Environment, choose
-from raycloud.spec.load import dump_minimal, with_values
-from raycloud.spec.sweep import Sweep, check, dump_sweep
+from raycloud.spec.load import dump_minimal
+from raycloud.spec.sweep import Parameter, Sweep, check, dump_sweep, trial_job
 from raycloud.tuning.results import Measured, Results, Trial, front, objectives
 from raycloud.tuning.search import Search, search
 
@@ -187,10 +188,11 @@ def _found(job: Job, asked: Sweep, place: Path, results: Results) -> Found:
     best = front(scored)
     if len(asked.minimize) == 1:
         best = best[:1]
-    chosen = with_values(job, best[0].point) if best else None
+    chosen = trial_job(job, asked, best[0].point) if best else None
     if chosen is not None:
         (place / "best.yaml").write_text(dump_minimal(chosen), encoding="utf-8")
     trials = tuple(trial for _, trial in sorted(results.trials.items()))
+    (place / "report.html").write_text(page(place.name, trials, asked), encoding="utf-8")
     return Found(directory=place, trials=trials, best=tuple(best), job=chosen)
 
 
@@ -338,12 +340,13 @@ class Drive:
     """One run of a trial, in a thread of its own.
 
     Attributes:
+        place: Its run directory.
         words: Its measurements, and last how it ended.
         last: The newest measurement.
     """
 
     told: Told
-    number: int
+    place: Path
     point: Point
     words: queue.SimpleQueue[Measured | dict[str, Any]] = field(default_factory=queue.SimpleQueue)
     last: Measured | None = None
@@ -351,18 +354,20 @@ class Drive:
     def __post_init__(self) -> None:
         """Begin."""
         self._clock, self._tally, self._began_s = SystemClock(), Tally(), 0.0
-        self._steps = with_values(self.told.job, self.point).steps
+        self._job = trial_job(self.told.job, self.told.sweep, self.point)
         self._ending = False
         self.reason: str | None = None  # it is the run's `StopSwitch`
-        self._thread = threading.Thread(target=self._run, name=f"trial {self.number}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name=f"trial {self.place.name}", daemon=True
+        )
         self._thread.start()
 
     def _run(self) -> None:
         ended: dict[str, Any]
         try:
             run = train(
-                with_values(self.told.job, self.point),
-                run_dir=place_of(self.told, self.number),
+                self._job,
+                run_dir=self.place,
                 resume="allow",
                 observer=self._see,
                 stop=self,
@@ -410,7 +415,7 @@ class Drive:
         if isinstance(word, Measured):
             self.last = word
             reached = self._reached(word)
-            if not reached and word.step == self._steps:
+            if not reached and word.step == self._job.steps:
                 return self.next()  # it is over in a moment, and how is what counts
             return {**asdict(word), "status": "reached" if reached else "running", "done": reached}
         if (error := word.get("raises")) is not None:
@@ -432,7 +437,7 @@ class Drive:
         """End it at once, if it has not ended."""
         self._ending = True
         with contextlib.suppress(RaycloudError):
-            self.told.seats.end(str(place_of(self.told, self.number)))
+            self.told.seats.end(str(self.place))
         self._thread.join(_ENDS_S)
 
 
@@ -451,8 +456,12 @@ class TrialRun(tune.Trainable):
     def step(self) -> dict[str, Any]:
         """Wait for its next measurement, or its end."""
         if self._drive is None:
-            self._drive = Drive(self._told, self._asked["number"], self._asked["point"])
+            self._drive = Drive(self._told, *self._run_of(self._asked))
         return self._drive.next()
+
+    def _run_of(self, config: dict[str, Any]) -> tuple[Path, Point]:
+        """The run directory, and the values."""
+        return place_of(self._told, config["number"]), config["point"]
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Be another trial."""
@@ -471,3 +480,57 @@ class TrialRun(tune.Trainable):
         if self._drive is not None:
             self._drive.end()
             self._drive = None
+
+
+class OwnTrial(TrialRun):
+    """A trial of a user's own Tuner: its configuration is the point."""
+
+    def step(self) -> dict[str, Any]:
+        """See `TrialRun.step`; the measure has its own name, too."""
+        found = super().step()
+        return {**found, self._told.sweep.measure: found["measure"]}
+
+    def _run_of(self, config: dict[str, Any]) -> tuple[Path, Point]:
+        return self._told.directory / self.trial_id, config
+
+
+def trainable(
+    job: Job,
+    *,
+    directory: str | Path | None = None,
+    **fields: Any,
+) -> Any:
+    """What a `ray.tune.Tuner` of one's own can run: trials of a job, on seats that they share.
+
+    The configuration of a trial is a value for each field that is varied, by its path. A result is
+    a measurement: `measure`, also under its own name, `step`, `seconds`, `samples`, `bytes`.
+
+        tuner = tune.Tuner(
+            raycloud.trainable(job, directory="runs/mine"),
+            param_space={"global_batch": tune.choice([16, 32])},
+            tune_config=tune.TuneConfig(metric="loss", mode="min", num_samples=8),
+        )
+
+    Ray has to be started before. Seats that no trial has for 20 s are given back.
+
+    Args:
+        job: What is varied.
+        directory: Where the trials' runs are kept; None makes a new place below `runs/`.
+        fields: Of `Sweep`, without `space`: `measure`, `mode`, `target`, `rate_scaling`.
+
+    Raises:
+        JobError: What was asked cannot be done.
+        MachineError: Ray is not there, or has no room.
+    """
+    if not ray.is_initialized():
+        raise MachineError("Ray is not started", hint="call ray.init() before raycloud.trainable")
+    any_point = {"seed": Parameter(choice=[job.seed])}  # the space is the Tuner's
+    asked = Sweep(**{"space": any_point, **fields})
+    job = with_secrets(job)
+    place = choose(directory, f"{job.name}-trials", resume=False).path.resolve()
+    place.mkdir(parents=True, exist_ok=True)
+    room = require(inventory(), job.resources.worker, job.elastic.min_workers)
+    seats = SeatsHandle.start(f"raycloud-seats-{os.getpid()}-{place.name}", room)
+    told = Told(job=job, sweep=asked, seats=seats, directory=place)
+    here = f"node:{ray.util.get_node_ip_address()}"
+    return tune.with_resources(tune.with_parameters(OwnTrial, told=told), {here: _SMALL})

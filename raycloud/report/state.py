@@ -83,6 +83,8 @@ class Spent:
     bytes_sent: int = 0
     bytes_dense: int = 0
     blocked_s: float = 0.0
+    noise: float = 0.0
+    signal: float = 0.0
 
     def add(self, event: StepsCommitted) -> None:
         """Add a member's report."""
@@ -94,6 +96,8 @@ class Spent:
         self.cpu_s += event.cpu_s
         self.bytes_sent += event.bytes_sent
         self.bytes_dense += event.bytes_dense
+        self.noise += event.noise
+        self.signal += event.signal
 
 
 @dataclass(slots=True)

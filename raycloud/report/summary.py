@@ -67,6 +67,8 @@ class Summary:
         bytes_sent: Bytes that all members sent for the exchange of gradients; `bytes_dense`: what
             uncompressed exchanges would have sent. `hidden_s` and `exposed_s`: seconds of members'
             steps in which they exchanged while they computed, and in which they waited for it.
+        noise_scale: The gradient noise scale, in samples, over the run: see
+            `worker.tally.noise_and_signal`.
         cpu_s: Processor seconds of all members' steps; with `compute_share`, `data_share` and
             `exchange_share` (fractions of the members' step seconds) this includes repeated steps.
         goodput: Where the workers' time went: see `report.goodput.Parts`.
@@ -99,6 +101,7 @@ class Summary:
     bytes_dense: int
     hidden_s: float = 0.0
     exposed_s: float = 0.0
+    noise_scale: float | None = None
     predicted: dict[str, Any] = field(default_factory=dict)
     measured: dict[str, float] = field(default_factory=dict)
     job: str = ""
@@ -182,6 +185,7 @@ def summarize(tally: Tally, *, predicted: Mapping[str, Any] | None = None) -> Su
         recoveries=[dict(recovery) for recovery in tally.recoveries],
         bytes_sent=spent.bytes_sent,
         bytes_dense=spent.bytes_dense,
+        noise_scale=spent.noise / spent.signal if min(spent.noise, spent.signal) > 0 else None,
         hidden_s=spent.overlap_s,
         exposed_s=spent.exchange_s,
         predicted=dict(predicted or {}),

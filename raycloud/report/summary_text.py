@@ -161,6 +161,7 @@ def _rows(summary: Summary, directory: Path | None) -> list[tuple[str, str]]:
         ("speed", _speed(summary)),
         ("workers", workers if summary.workers else ""),
         ("exchanged", _exchanged(summary)),
+        ("batch", _batch(summary)),
         ("data", _data(summary)),
         ("storage", _storage(summary)),
         ("cost", cost),
@@ -199,6 +200,13 @@ def _exchanged(summary: Summary) -> str:
         hidden, exposed = duration(summary.hidden_s), duration(summary.exposed_s)
         text += f" · in {hidden} of computing and {exposed} of waiting"
     return text
+
+
+def _batch(summary: Summary) -> str:
+    """At which batch more samples a step begin to help little."""
+    if summary.noise_scale is None:
+        return ""
+    return f"noise scale {figure(summary.noise_scale)} samples: above that, larger ones help little"
 
 
 def _data(summary: Summary) -> str:

@@ -182,6 +182,13 @@ class Job(Section):
     """Where all randomness starts: initial parameters, order of samples, dropout."""
     global_batch: int = Field(default=32, ge=1)
     """Samples per step, over all workers together."""
+    base_batch: int | None = Field(default=None, ge=1)
+    """The `global_batch` for which the task's learning rates are right. null: that of this job."""
+    rate_scaling: Literal["none", "linear", "sqrt"] = "none"
+    """How the optimizer's rates follow where `global_batch` is another one. linear: times the
+    ratio, for SGD (Goyal et al., 2017). sqrt: times its root, for Adam and its like (Malladi et
+    al., 2022). none: not at all. Schedules begin with the rate that this gives (one that names
+    rates itself, as OneCycleLR, sets its own); a warm-up has as many steps as before."""
     micro_batch: int = Field(default=4, ge=1)
     """Samples per micro-batch, the smallest piece of a step that a worker takes: its random state
     and its BatchNorm statistics are its own."""
@@ -244,6 +251,18 @@ class Job(Section):
     def micro_batches(self) -> int:
         """K, the micro-batches of a full step."""
         return self.global_batch // self.micro_batch
+
+    @property
+    def rate_factor(self) -> float:
+        """By what the optimizer's learning rates are multiplied.
+
+        >>> job = Job(task="a:B", steps=1, global_batch=64, base_batch=16, rate_scaling="sqrt")
+        >>> job.rate_factor
+        2.0
+        """
+        ratio = self.global_batch / (self.base_batch or self.global_batch)
+        powers = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
+        return float(ratio ** powers[self.rate_scaling])
 
     @property
     def most_workers(self) -> int:

@@ -121,6 +121,9 @@ class Sweep(Section):
     """Of `asha`: one in so many goes on."""
     grace_steps: int | None = Field(default=None, ge=1)
     """Steps before a trial may be ended early. null: as many as between two measurements."""
+    rate_scaling: Literal["none", "linear", "sqrt"] = "sqrt"
+    """The job's `rate_scaling` in trials of another `global_batch` than the job's, where the job
+    names no `base_batch` itself."""
     trials: int = Field(default=16, ge=1)
     """Most trials."""
     parallel: Annotated[int, Field(ge=1)] | Auto = "auto"
@@ -233,6 +236,18 @@ def _allowing(space: Mapping[str, Parameter], path: str) -> Point:
         found |= _allowing(space, other)
         found[other] = values[0] if isinstance(values, list) else values
     return found
+
+
+def trial_job(job: Job, sweep: Sweep, point: Mapping[str, Any]) -> Job:
+    """The job of a trial: with the values of its point, and the rates that go with its batch.
+
+    Raises:
+        SpecError: It does not take them.
+    """
+    follows: Point = {}
+    if "global_batch" in point and job.base_batch is None:
+        follows = {"base_batch": job.global_batch, "rate_scaling": sweep.rate_scaling}
+    return with_values(job, {**follows, **point})
 
 
 def dump_sweep(job: Job, sweep: Sweep) -> str:

@@ -146,6 +146,13 @@ def check_model(model: Any) -> None:
         )
 
 
+def scale_rates(optimizer: Any, factor: float) -> None:
+    """Multiply the learning rate of each group, before a schedule begins with it."""
+    for group in optimizer.param_groups if factor != 1.0 else ():
+        if "lr" in group:
+            group["lr"] = group["lr"] * factor
+
+
 def check_optimizer(optimizer: Any) -> None:
     """Refuse what is not one optimizer whose `step` goes by the gradients that are there.
 

@@ -29,6 +29,7 @@ from raycloud.step.contract import (
     check_optimizer,
     check_scheduler,
     goes_by_measured,
+    scale_rates,
 )
 from raycloud.step.device import processor
 from raycloud.step.forward import Forward, Fusing
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from raycloud.step.speculation import Backing
     from raycloud.task import Task
 
-_MODEL_STREAM = 3
+MODEL_STREAM = 3
 
 # Makes further parts of each replica, which are committed after its own, in this order.
 PARTS: list[Callable[[Replica], Stateful]] = []
@@ -95,7 +96,7 @@ class Replica:
         self._device, self.errors = device, job.errors
         self.clock, self.clip_norm = clock, job.clip_norm
         self.processor = processor(device)
-        torch.default_generator.manual_seed(stream_seed(job.seed, _MODEL_STREAM))
+        torch.default_generator.manual_seed(stream_seed(job.seed, MODEL_STREAM))
         model = call("Task.model", task.model)
         check_model(model)
         self.model = model.to(device)
@@ -104,6 +105,7 @@ class Replica:
             without_compiler()
         self.optimizer = call("Task.optimizer", lambda: task.optimizer(self.model))
         check_optimizer(self.optimizer)
+        scale_rates(self.optimizer, job.rate_factor)
         if has_modes(self.optimizer):
             call("Task.optimizer", self.optimizer.train)
         self.trained = TrainedParameters(task, self.model, self.optimizer)

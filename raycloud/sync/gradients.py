@@ -24,12 +24,16 @@ _CLOCK = SystemClock()
 Gradients = tuple[torch.Tensor | None, ...]  # one a parameter; None: it was not used
 
 
+_LOOKED_AT = 8  # one exchange in so many is looked at for the noise of gradients
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exchanged:
     """What an exchange brought.
 
     Attributes:
         norm: The gradients' global norm before clipping.
+        own: That of what this member has added to it; NaN: it was not looked at.
         bytes_sent: By this member; of these `bytes_last` with the last message.
         agreed: All members held the next change when they sent their last gradients.
         late: A member had told by then that it takes far longer than usual.
@@ -46,6 +50,7 @@ class Exchanged:
     exchange_s: float = 0.0
     overlap_s: float = 0.0
     bytes_last: int = 0
+    own: float = math.nan
 
 
 class GradientExchange:
@@ -84,6 +89,7 @@ class GradientExchange:
         self.begun_s: float | None = None  # when the first message of the step left
         self._transport: Transport | None = None
         self._scale: float | None = None  # None: it has not begun
+        self._sent_scale, self._collected = 1.0, 0
         self._hears = False  # what the backward pass under way finishes is sent
         self._restarted = False
         self._refuses = False
@@ -170,7 +176,7 @@ class GradientExchange:
                     self._works.append(transport.all_reduce(self._flags.message))
                 except TransportError as error:
                     self._broken = error
-        self._scale, self._hears = None, False
+        self._sent_scale, self._scale, self._hears = self._scale, None, False
 
     def collect(self, abandoned: Callable[[], bool]) -> Exchanged:
         """Wait for the exchange, then make the mean gradients the parameters' `.grad`.
@@ -197,10 +203,20 @@ class GradientExchange:
             late=late,
             astray=astray,
             bytes_last=0 if astray else last,
+            own=math.nan if astray else self._own_norm(),
         )
         for bucket, any_used in zip(self.buckets, used, strict=True) if not astray else ():
             _install(bucket, any_used, bucket.slots)
         return exchanged
+
+    def _own_norm(self) -> float:
+        """That of this member's own part of the sum; NaN where it is not this exchange's turn."""
+        self._collected += 1
+        own = [p.grad for p in self._place if p.grad is not None]
+        looks = self._collected % _LOOKED_AT == 0 and self._transport is not None
+        if not (looks and own and own[0].device.type == "cpu"):  # a GPU would stand still
+            return math.nan
+        return float(torch.nn.utils.get_total_norm(own)) * abs(self._sent_scale)
 
     def _read(self) -> tuple[list[float], tuple[bool, bool, bool, list[Sequence[float]]]]:
         """What arrived that is no gradient: each bucket's norm, and the flags.

@@ -46,9 +46,9 @@ def search(sweep: Sweep) -> Search:
 
 
 class Random:
-    """Points drawn evenly; none twice as long as there are others."""
+    """Points drawn evenly, none of them twice; where all have been drawn, that is all."""
 
-    _TRIES = 100
+    _TRIES = 1000
 
     def __init__(self, space: Mapping[str, Parameter], seed: int) -> None:
         self._space, self._seed, self._drawn = space, seed, 0
@@ -59,9 +59,9 @@ class Random:
         for _ in range(self._TRIES):
             point = self._draw()
             if point not in self._seen:
-                break
-        self._seen.append(point)
-        return len(self._seen), point
+                self._seen.append(point)
+                return len(self._seen), point
+        return None
 
     def _draw(self) -> Point:
         self._drawn += 1

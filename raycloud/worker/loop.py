@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +32,11 @@ from raycloud.worker.context import round_ends
 from raycloud.worker.dataset import LAYOUT, layout_record
 from raycloud.worker.evaluate import measured_value, merge_states
 from raycloud.worker.period import PeriodLooks, Processors, Took
-from raycloud.worker.tally import SampleAudit, StepCount, Tally
+from raycloud.worker.tally import SampleAudit, StepCount, Tally, noise_and_signal
 
 if TYPE_CHECKING:
     from raycloud.order import Position, StepSpan
+    from raycloud.sync.gradients import Exchanged
     from raycloud.worker.context import Due, LoopContext, Membership
 
 
@@ -312,7 +314,7 @@ class Loop:
             count.overlap_s = found.exchanged.overlap_s
             dense = ring_bytes(replica.gradients.gradient_bytes, self.seat.size)
             count.bytes_dense, count.bytes_last = len(spans) * dense, found.exchanged.bytes_last
-            self._tally.add(count)
+            self._tally.add(self._with_noise(count, found.exchanged))
             now = Processors(clock.cpu_s(), replica.courier_s)
             took = Took(wall_s, count.compute_s)
             self._looks.see(count.steps, found.exchanged, found.weight, took, now)
@@ -324,6 +326,17 @@ class Loop:
         ]
         if replica.forward.size.committed(sizes):
             self._collate_anew()
+
+    def _with_noise(self, count: StepCount, exchanged: Exchanged) -> StepCount:
+        """The count, with what its exchange tells of the gradients' noise, if it was looked at."""
+        members = sum(share > 0 for share in self.seat.shares)
+        plain = not (self._context.replica.local or count.skips or not count.micro_batches)
+        if members > 1 and plain and math.isfinite(exchanged.own * exchanged.norm):
+            part = count.micro_batches / count.computed
+            count.noise, count.signal = noise_and_signal(
+                exchanged.own, exchanged.norm, part=part, samples=count.samples, members=members
+            )
+        return count
 
     def _choose_period(self) -> None:
         """See whether rounds should have another number of steps; all members do, and alike."""

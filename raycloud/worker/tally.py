@@ -25,6 +25,8 @@ _SUMS = (
     "bytes_sent",
     "bytes_dense",
     "bytes_last",
+    "noise",
+    "signal",
 )
 _SECONDS = ("compute_s", "data_s", "exchange_s", "read_s", "collate_s", "lane_s", "overlap_s")
 _IN_TURN = 64  # steps
@@ -60,7 +62,38 @@ class StepCount:
     bytes_sent: int = 0
     bytes_dense: int = 0
     bytes_last: int = 0
+    noise: float = 0.0
+    signal: float = 0.0
     skips: tuple[Skip, ...] = ()
+
+
+def noise_and_signal(
+    own: float, mean: float, *, part: float, samples: int, members: int
+) -> tuple[float, float]:
+    """A member's part of what one step tells of the gradients' noise, and of their mean.
+
+    Gradients of single samples have the covariance C and the mean G. Of a mean over b samples the
+    squared norm is expected to be |G|^2 + tr C / b. Members that have w_i of B samples each, with
+    gradients g_i, and the mean g of all, so tell
+
+        tr C = B / (N - 1) * sum_i w_i (|g_i|^2 - |g|^2),   |G|^2 = |g|^2 - tr C / B
+
+    (after McCandlish et al., "An Empirical Model of Large-Batch Training", 2018, appendix A.1,
+    whose batches of two sizes are here those of a member and of all). tr C / |G|^2 is the gradient
+    noise scale: the batch at which twice as many samples a step save half of the steps no more.
+
+    Args:
+        own: The norm of w_i g_i.
+        mean: That of g.
+        part: w_i.
+        samples: B.
+        members: N, at least 2.
+
+    >>> [noise_and_signal(0.5 * g, 2.0, part=0.5, samples=8, members=2) for g in (3.0, 1.0)]
+    [(20.0, -0.5), (-12.0, 3.5)]
+    """
+    noise = samples / (members - 1) * part * ((own / part) ** 2 - mean**2)
+    return noise, part * mean**2 - noise / samples
 
 
 class Tally:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray import tune
 from ray.util import placement_group_table
 
 import raycloud
@@ -182,6 +183,23 @@ def test_a_killed_sweep_leaves_nothing_and_is_resumed(tmp_path: Path, cluster: s
     assert len(shown.out.splitlines()) == 1 + 4
     _, asked_for = load_sweep(place / "sweep.yaml")
     assert asked_for.trials == 4
+
+
+@pytest.mark.full
+def test_trials_of_a_tuner_of_one_s_own(tmp_path: Path) -> None:
+    kind = raycloud.trainable(tiny(30), directory=tmp_path / "own")
+    found = tune.Tuner(
+        kind,
+        param_space={"global_batch": tune.grid_search([8, 16])},
+        tune_config=tune.TuneConfig(metric="loss", mode="min"),
+        run_config=tune.RunConfig(storage_path=str(tmp_path), verbose=0),
+    ).fit()
+    assert len(found) == 2
+    assert not found.errors
+    assert found.get_best_result().metrics["step"] == 30
+    runs = [run for run in (tmp_path / "own").iterdir() if (run / "ledger").exists()]
+    assert [exact_steps(run) for run in runs] == [30, 30]
+    wait_for("nothing reserved", nothing_reserved)
 
 
 # ---- seats

@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 
 import raycloud
 from raycloud.events import (
@@ -20,8 +21,10 @@ from raycloud.events import (
     RunStarted,
     StepsCommitted,
 )
+from raycloud.order.seeds import stream_seed
+from raycloud.step.replica import MODEL_STREAM
 from tests.live import apart, asked, check_result, checkpoint, events, exact_steps, of_kind
-from tests.live_tasks import PairTask, Steady
+from tests.live_tasks import PairTask, Steady, Still
 from tests.lockstep import NetTask, difference, job, plain_loop
 from tests.tiers import variants
 
@@ -147,3 +150,23 @@ def _check_order(logged: list[Event]) -> None:
 
 def _fixed(*shares: int) -> dict[str, object]:
     return {"min_workers": len(shares), "max_workers": len(shares), "shares": list(shares)}
+
+
+def test_the_noise_of_gradients_is_that_of_single_samples(tmp_path: Path) -> None:
+    """Of a model that stands still it is known: the covariance of all its samples' gradients."""
+    one = asked("Still", [5, 3], steps=1500, global_batch=64, micro_batch=8)
+    run = raycloud.train(one, run_dir=tmp_path / "run")
+    task = Still()
+    torch.default_generator.manual_seed(stream_seed(one.seed, MODEL_STREAM))
+    model = task.model()
+    rows = []
+    for sample in task.data(None).train:
+        model.zero_grad()
+        task.loss(model, task.batch([sample], None)).backward()
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        rows.append(torch.cat([grad.flatten() for grad in grads]))
+    gradients = torch.stack(rows)
+    mean = gradients.mean(0)
+    spread = float((gradients - mean).square().sum(1).mean())
+    expected = spread / float(mean.square().sum())
+    assert run.summary["noise_scale"] == pytest.approx(expected, rel=0.2)

@@ -47,6 +47,7 @@ PUBLIC = (
     "plan",
     "sweep",
     "train",
+    "trainable",
 )
 PURE = (
     "spec",

@@ -38,6 +38,8 @@ def test_defaults() -> None:
         "epochs": None,
         "seed": 0,
         "global_batch": 32,
+        "base_batch": None,
+        "rate_scaling": "none",
         "micro_batch": 4,
         "drop_last": False,
         "fuse": "auto",

@@ -9,7 +9,7 @@ import pytest
 
 from raycloud.errors import SpecError
 from raycloud.spec.load import load_job, with_values
-from raycloud.spec.sweep import Parameter, dump_sweep, load_sweep
+from raycloud.spec.sweep import Parameter, dump_sweep, load_sweep, trial_job
 from raycloud.spec.yaml_text import write
 
 JOBS = Path(__file__).parents[2] / "jobs"
@@ -107,3 +107,14 @@ def test_bad_spaces_are_refused(change: Any, field: str, said: str, tmp_path: Pa
 def test_a_job_without_a_sweep_has_none() -> None:
     with pytest.raises(SpecError, match="has no section sweep"):
         load_sweep(JOBS / "gpt.yaml")
+
+
+def test_the_rate_follows_the_batch_of_a_trial(tmp_path: Path) -> None:
+    job, sweep = load_sweep(file_of(tmp_path, GOOD, global_batch=32))
+    assert trial_job(job, sweep, {"global_batch": 8}).rate_factor == 0.5
+    assert trial_job(job, sweep, {"global_batch": 32}).rate_factor == 1.0
+    assert trial_job(job, sweep, {"clip_norm": 1.0}) == with_values(job, {"clip_norm": 1.0})
+    linear = sweep.model_copy(update={"rate_scaling": "linear"})
+    assert trial_job(job, linear, {"global_batch": 8}).rate_factor == 0.25
+    own = with_values(job, {"base_batch": 16, "rate_scaling": "none"})
+    assert trial_job(own, sweep, {"global_batch": 8}).rate_factor == 1.0

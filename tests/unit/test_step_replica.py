@@ -236,3 +236,14 @@ def test_a_task_that_cannot_be_built(how: str, says: str) -> None:
 def test_a_loss_that_is_none(how: str, says: str) -> None:
     with pytest.raises(TaskError, match=says):
         Fleet(job(), Wrong(how), (8,))
+
+
+def test_rates_follow_the_batch_before_the_schedule_begins() -> None:
+    plain, scaled = (
+        Replica(job(**asked), NetTask(), device=CPU, steps=5, clock=SystemClock())
+        for asked in ({}, {"base_batch": 4, "rate_scaling": "sqrt"})
+    )
+    rates = [one.optimizer.param_groups[0]["lr"] for one in (plain, scaled)]
+    first = [one.optimizer.param_groups[0]["initial_lr"] for one in (plain, scaled)]
+    assert rates[1] == pytest.approx(2 * rates[0])  # of 16 samples, not 4
+    assert first[1] == pytest.approx(2 * first[0])

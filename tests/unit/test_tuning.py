@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from raycloud.errors import RunDirectoryError
+from raycloud.report.sweep import importance, page
 from raycloud.spec.sweep import Sweep
 from raycloud.tuning.deal import Want, deal
 from raycloud.tuning.results import Measured, Results, Trial, front, objectives
@@ -43,6 +44,7 @@ def test_what_is_known_is_not_asked_again() -> None:
     drawn = Random(swept().space, 7)
     points = [drawn.ask() for _ in range(6)]
     assert len({json.dumps(asked[1]) for asked in points if asked}) == 6  # all there are
+    assert drawn.ask() is None
 
 
 def test_the_same_seed_draws_the_same_points() -> None:
@@ -174,3 +176,36 @@ def test_all_have_their_fewest_before_any_has_more() -> None:
     assert deal(2, [Want(1, 2), Want(1, 2), Want(1, 2)]) == [1, 1, 0]
     assert deal(0, [Want(1, 2)]) == [0]
     assert deal(5, []) == []
+
+
+# ---- its page
+
+
+def test_the_page_has_what_each_trial_came_to() -> None:
+    sweep = swept({"global_batch": {"choice": [16, 32]}, "clip_norm": {"log": [0.1, 10.0]}})
+    trials = [
+        Trial(
+            number=number,
+            point={"global_batch": 16 * (1 + number % 2), "clip_norm": 0.1 * (1 + number)},
+            status="finished" if number < 6 else "stopped",
+            measured=(AT, replace(AT, step=20, measure=1.0 + number % 2, seconds=3.0 + number)),
+        )
+        for number in range(8)
+    ]
+    text = page("gpt<b>", trials, sweep)
+    assert "gpt&lt;b&gt;" in text
+    assert text.count("<polyline") == 3 * 8  # money is not known
+    assert text.count("<svg") == 5
+    assert "8 trials: 6 finished, 2 stopped. Least measure: 0." in text
+    assert page("empty", [], sweep).count("<svg") == 0
+
+
+def test_what_a_field_explains() -> None:
+    scored = [
+        (replace(trial(n), point={"a": n % 2, "b": n // 2 % 2, "c": n / 7}), float(n % 2))
+        for n in range(8)
+    ]
+    assert importance(scored, "a") == 1.0
+    assert importance(scored, "b") == 0.0
+    assert importance(scored, "missing") is None
+    assert importance(scored[:2], "a") is None
