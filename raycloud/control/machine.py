@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from raycloud import events
@@ -152,8 +153,12 @@ class Control:
         """The ledger's state with exactly the steps before `step`; for a checkpoint's manifest."""
         return self._state.data.formed().ledger_at(step)
 
-    def start(self, now_s: float) -> tuple[Command, ...]:
-        """Ask for the members.
+    def start(self, now_s: float, capacity: int | None = None) -> tuple[Command, ...]:
+        """Ask for the members, no more than the machines hold.
+
+        Args:
+            now_s: The time.
+            capacity: How many that is, as of now; None: as the settings say.
 
         Raises:
             InternalError: It was called before.
@@ -162,6 +167,9 @@ class Control:
         state.recovery.start(now_s)
         state.checkpoints.begin(now_s, settings.step or None)
         state.phase = Phase.PLACING
+        if capacity is not None:
+            settings = replace(settings, capacity=capacity)
+            state.membership.set_capacity(capacity)
         spawn = Spawn(members=state.membership.spawn(settings.workers, now_s, joins=False))
         if settings.workers == settings.max_workers:
             return (spawn,)

@@ -74,6 +74,7 @@ class MemberActor:
         self._clock, self._node = SystemClock(), context.get_node_id()
         self._member: Member | None = None
         self._begun = threading.Event()
+        self._failed: Exception | None = None
         self._turn, self._term, self._number = threading.Lock(), term, -1
         self._probed = HeartbeatPeer(self._clock)
         key = f"{context.get_job_id()}/{self._node}"
@@ -91,8 +92,13 @@ class MemberActor:
             self._begin(config, term)
 
     def begin(self, told: Sequence[ObjectRef[MemberConfig]], term: int) -> None:
-        """Be a member: see `__init__`."""
-        self._begin(ray.get(told[0]), term)
+        """Be a member: see `__init__`; `poll` raises what this raises."""
+        try:
+            self._begin(ray.get(told[0]), term)
+        except Exception as error:
+            self._failed = error
+            self._begun.set()
+            raise
 
     def _begin(self, config: MemberConfig, term: int) -> None:
         know(secrets_of(config.job))
@@ -108,8 +114,12 @@ class MemberActor:
             self._member = self._member_of(placed, provider=self._provider)
         self._begun.set()
 
-    def end(self, term: int) -> None:
-        """Be nobody, until another `begin`; nothing of the member is left.
+    def end(self, term: int, _begun: None = None) -> None:
+        """End the member of this term: nothing of it is left, and another may `begin`.
+
+        Args:
+            term: Of its driver.
+            _begun: What `begin` returns, before which this does not run.
 
         Raises:
             InternalError: It cannot leave what it computes: the process is of no use any more.
@@ -138,10 +148,12 @@ class MemberActor:
         """
         self._begun.wait(timeout_s)  # it may be asked before it has begun
         member = self._member
-        if member is not None and probes is not None and term >= self._term:
+        if member is not None and probes is not None and term == self._term:
             self._probed.keep(probes, self._number)
+        if self._failed is not None:
+            raise self._failed
         with self._turn:  # words are numbered in the order in which they were said
-            if term < self._term or member is None or member is not self._member:
+            if term != self._term or member is None or member is not self._member:
                 return []
             waiting_s = 0.0 if self._outbox.unsent else timeout_s
             events = member.poll(waiting_s)
@@ -175,7 +187,7 @@ class MemberActor:
     def rejoin(self, member: int, term: int = 0) -> list[OutboxEntry]:
         """Go on as another member: see `Member.rejoin_as`."""
         with self._turn:
-            if term >= self._term and self._member is not None:
+            if term == self._term and self._member is not None:
                 self._member = self._member.rejoin_as(member)
                 self._number, self._outbox = member, self._outbox.rejoin_as(member)
                 self._log.member = self._watch.member = self._provider.member = member
@@ -183,12 +195,12 @@ class MemberActor:
 
     def form(self, meeting: Meeting, term: int = 0) -> None:
         """See `Member.form`."""
-        if term >= self._term and self._member is not None:
+        if term == self._term and self._member is not None:
             self._member.form(meeting)
 
     def prepare(self, number: int, change: Change, term: int = 0) -> None:
         """See `Member.prepare`."""
-        if term >= self._term and self._member is not None:
+        if term == self._term and self._member is not None:
             self._member.prepare(number, change)
 
 

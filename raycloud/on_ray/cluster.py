@@ -37,6 +37,7 @@ from raycloud.net.rendezvous_store import Rendezvous
 from raycloud.on_ray.attach import draining, free, inventory, node_id_here
 from raycloud.on_ray.fleet import Fleet
 from raycloud.on_ray.ingest import PipelineConfig, living_pipeline
+from raycloud.order.layout import lanes_of
 from raycloud.planner.inventory import Inventory, capacity
 from raycloud.planner.plan import Plan, Profile, make
 from raycloud.planner.speed import Speed
@@ -335,8 +336,8 @@ class RunInputs:
         self._looking: Any = None
         self._told: set[str] = set()
         self.known = read_known(self._file) if session.resume else ()
-        shared = pool.shares and not self.known and not session.job.data.refresh
-        self.pipeline = shared_name(session, pool.shares) if shared else pipeline_name()
+        shared = pool.pipelines and not self.known and not session.job.data.refresh
+        self.pipeline = shared_name(session, pool.pipelines) if shared else pipeline_name()
 
     def begin(self) -> None:
         """Start the pipeline before members are there to ask, if the task looks as if they will.
@@ -405,9 +406,14 @@ class RunInputs:
 
 
 def shared_name(session: Session, prefix: str) -> str:
-    """The name of a pipeline for all runs of the same task, settings and `data`."""
+    """The name of a pipeline for all runs whose data is prepared alike.
+
+    They have the same task, settings and `data`, and so many micro-batches a step that samples are
+    dealt to the same lanes.
+    """
     job = session.job
-    same = [session.code.digest, job.seed, job.settings, job.data.model_dump(mode="json")]
+    lanes = lanes_of(job.global_batch, job.micro_batch)
+    same = [session.code.digest, job.seed, lanes, job.settings, job.data.model_dump(mode="json")]
     told = json.dumps(same, sort_keys=True, default=repr)
     return f"{prefix}-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
 

@@ -138,6 +138,7 @@ class PoolActor:
     def call(self, term: int, method: str, *args: Any, **kwargs: Any) -> tuple[bool, Any]:
         """Whether this driver is obeyed, and then what a method of `ActorPool` returns."""
         with self._terms.calling(term) as obeyed:
+            self._pool.term = term if obeyed else self._pool.term  # what it starts obeys that one
             return obeyed, getattr(self._pool, method)(*args, **kwargs) if obeyed else None
 
     def _watch(self) -> None:

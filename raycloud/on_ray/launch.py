@@ -80,11 +80,6 @@ def drive(session: Session) -> Run:
         ) as cluster:
             records = RunRecords(session, recorder, sinks, store, origin.manifest, cluster)
             settings = session.settings(origin, recorder.tally, room)
-            if found is None:
-                first, fewest = settings.first_member, settings.min_workers
-                most = settings.workers if pool.most is None else max(fewest, pool.most)
-                members = range(first, first + min(settings.workers, most))
-                settings = replace(settings, capacity=cluster.secure(members, fewest))
             control = Control(settings)
             driver = Driver(control, cluster, records, session.clock.monotonic_s)
 
@@ -100,7 +95,10 @@ def drive(session: Session) -> Run:
                     cluster.begin()
                     known = origin.manifest and origin.manifest.to_bytes()
                     pool.remember({"origin": known, "pipeline": cluster.pipeline})
-                    driver.start()
+                    first, fewest = settings.first_member, settings.min_workers
+                    most = settings.workers if pool.most is None else max(fewest, pool.most)
+                    members = range(first, first + min(settings.workers, most))
+                    driver.start(cluster.secure(members, fewest))
                     return
                 for one in found.survivors:  # the log has it, and who looks on has not seen it
                     session.observer(one.ready)
@@ -116,9 +114,10 @@ def _pool(
 ) -> Iterator[tuple[ActorPool, Failover | None, tuple[Event, ...]]]:
     """The run's pool, the members that are there already, and what the log is told of them."""
     if session.seats is not None:
-        elastic = session.job.elastic
-        name, most = str(session.directory.path), session.job.most_workers
-        with session.seats.lease(name, elastic.min_workers, most) as pool:
+        job, name = session.job, str(session.directory.path)
+        fewest, most = job.elastic.min_workers, job.most_workers
+        fresh = job.compile or job.resources.worker.gpus > 0
+        with session.seats.lease(name, fewest, most, fresh=fresh) as pool:
             yield pool, None, ()
     elif outlives:
         from raycloud.on_ray.failover import outliving

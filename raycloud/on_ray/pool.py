@@ -7,6 +7,7 @@ and ends with it, whatever becomes of the driver.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,16 +47,23 @@ class Seat:
         group: What is reserved: one bundle.
         shape: What was asked for.
         actor: The process; None: there is none yet.
+        begun: What shows that it has begun to be a member; None: from its start.
     """
 
     group: PlacementGroup
     shape: Shape
     actor: Any = None
+    begun: Any = None
 
     @property
     def is_there(self) -> bool:
         """Whether it has found its place by now."""
         return _is_created(self.group)
+
+    @property
+    def nodes(self) -> set[str]:
+        """Where it is."""
+        return set(placement_group_table(self.group).get("bundles_to_node_id", {}).values())
 
     def start(self, told: Sequence[Any], term: int) -> Any:
         """Let its process be a member, as one object in Ray's store says; returns its handle."""
@@ -70,13 +78,13 @@ class Seat:
                 **_placed_in(self.group),
             ).remote(told, term)
         else:
-            self.actor.begin.remote(told, term)
+            self.begun = self.actor.begin.remote(told, term)
         return self.actor
 
     def end(self) -> None:
         """End its process."""
         _kill(self.actor)
-        self.actor = None
+        self.actor = self.begun = None
 
     def give_back(self) -> None:
         """End it all."""
@@ -116,12 +124,13 @@ class ActorPool:
     Attributes:
         term: The number of the driver that it obeys; in the driver's own process there is one.
         most: How many members the run may have for now; None: as many as it asks for.
-        shares: Begins the names of pipelines that are other runs', too; empty: there are none.
+        pipelines: Begins the names of those that are other runs', too; empty: there are none.
+        groups: Begins the names of what it reserves; empty: they have none.
     """
 
     term = 0
     most: int | None = None
-    shares = ""
+    pipelines = groups = ""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -167,8 +176,7 @@ class ActorPool:
         if seat is None:
             return False
         seat.end()
-        nodes = placement_group_table(seat.group).get("bundles_to_node_id", {}).values()
-        if seat.is_there and set(nodes).isdisjoint(leaving):
+        if seat.is_there and seat.nodes.isdisjoint(leaving):
             self._seats[member] = seat
             return True
         seat.give_back()
@@ -194,16 +202,21 @@ class ActorPool:
 
     def start_collators(self, count: int, pipeline: str, config: Sequence[Any]) -> tuple[str, ...]:
         """Start as many collators as are asked for and free CPUs are there; returns their names."""
-        groups = [placement_group([{"CPU": 1}]) for _ in range(count)]
+        run = secrets.token_hex(4)  # several may have one pipeline
+        names = [f"{pipeline}-{run}-collator-{number}" for number in range(count)]
+        for name in names:
+            group = placement_group([{"CPU": 1}], name=self.groups and f"{self.groups}-{name}")
+            self._collators[name] = None, group
         until_s = self._clock.monotonic_s() + _PLACE_S
         pause = threading.Event()
-        for number, group in enumerate(groups):
+        for name in names:
+            _, group = self._collators[name]
             while not (placed := _is_created(group)) and self._clock.monotonic_s() < until_s:
                 pause.wait(_LOOK_S)
             if not placed:
                 remove_placement_group(group)
+                del self._collators[name]
                 continue
-            name = f"{pipeline}-collator-{number}"
             options = CollatorActor.options(name=name, num_cpus=1, **_placed_in(group))  # type: ignore[attr-defined]
             self._collators[name] = options.remote(config[0]), group
         return tuple(self._collators)

@@ -10,6 +10,7 @@ ends without a word, all that it held is given back.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,13 +22,16 @@ from ray.util.placement_group import placement_group_table, remove_placement_gro
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycloud.clock import SystemClock
-from raycloud.on_ray.attach import hash_seeded, node_id_here
+from raycloud.errors import RaycloudError
+from raycloud.on_ray.attach import draining, hash_seeded, inventory, node_id_here
 from raycloud.on_ray.failover import RemotePool, answer, asked
 from raycloud.on_ray.pool import ActorPool, Seat, Shape
+from raycloud.planner.inventory import capacity
 from raycloud.tuning.deal import Want, deal
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
+    from raycloud.spec.sections import RoleResources
 
 _LEAVES_S = 0.4  # a process has for leaving what it computes
 _LOOK_S = 0.02  # between two looks whether it has
@@ -56,6 +60,7 @@ class Lease:
         want: Its fewest and most members.
         holder: The actor that its driver is in; None: this one ends with it.
         seen: What shows that the holder is there.
+        turn: Who calls its pool holds this.
     """
 
     run: str
@@ -63,6 +68,7 @@ class Lease:
     want: Want
     holder: Any = None
     seen: Any = None
+    turn: Any = field(default_factory=threading.RLock)
 
 
 class Seats:
@@ -74,7 +80,7 @@ class Seats:
     """
 
     def __init__(self, name: str, clock: Clock) -> None:
-        self._name, self._clock, self.shares = name, clock, f"{name}-data"
+        self.name, self._clock, self.pipelines = name, clock, f"{name}-data"
         self._turn = threading.RLock()
         self._idle: list[Seat] = []
         self._leaving: list[Leaving] = []
@@ -90,33 +96,44 @@ class Seats:
                 other.give_back()
             self._idle.clear()
             self._count += 1
-            return shape.reserve(f"{self._name}-{self._count}")
+            return shape.reserve(f"{self.name}-{self._count}")
 
     def take_idle(self, shape: Shape) -> Seat | None:
         """A seat that nobody has, if there is one; rather one with a process."""
         with self._turn:
+            self._leave_drained()
             fitting = [seat for seat in self._idle if seat.shape == shape and seat.is_there]
             found = max(fitting, key=lambda seat: seat.actor is not None, default=None)
             if found is not None:
                 self._idle.remove(found)
             return found
 
+    def _leave_drained(self) -> None:
+        """Keep no seat on a node that is going to be gone."""
+        leaving = set(draining(self._clock)) if self._idle else set()
+        for seat in [seat for seat in self._idle if leaving and not leaving.isdisjoint(seat.nodes)]:
+            self._idle.remove(seat)
+            seat.give_back()
+
     def spare(self, shape: Shape) -> int:
         """How many seats nobody has, or soon will not."""
         with self._turn:
+            self._leave_drained()
             others = (*self._idle, *(one.seat for one in self._leaving))
             return sum(seat.shape == shape for seat in others)
 
-    def put(self, seat: Seat, term: int) -> None:
-        """Take a seat back from the run of this term."""
+    def put(self, seat: Seat, term: int, *, fresh: bool) -> None:
+        """Take a seat back from the run of this term; `fresh`: the next one needs a new process."""
         with self._turn:
             if not seat.is_there:
                 seat.give_back()
-            elif seat.actor is None:
+            elif seat.actor is None or fresh:
+                seat.end()
                 self._warm(seat)
             else:
                 until_s = self._clock.monotonic_s() + _LEAVES_S
-                self._leaving.append(Leaving(seat, seat.actor.end.remote(term), until_s))
+                left = seat.actor.end.remote(term, seat.begun)
+                self._leaving.append(Leaving(seat, left, until_s))
 
     def tidy(self) -> bool:
         """See who has left; whether others are still to."""
@@ -168,13 +185,14 @@ class Seats:
 class LeasedPool(ActorPool):
     """One run's part of the seats, in their process."""
 
-    def __init__(self, seats: Seats, term: int, clock: Clock) -> None:
+    def __init__(self, seats: Seats, term: int, clock: Clock, *, fresh: bool) -> None:
         super().__init__(clock)
-        self._shared, self.term, self.shares = seats, term, seats.shares
+        self._shared, self.term, self._fresh = seats, term, fresh
+        self.pipelines, self.groups = seats.pipelines, seats.name
 
     def start_pipeline(self, name: str, config: Sequence[Any], home: str) -> Any:
         """See `ActorPool.start_pipeline`; it may be other runs', too."""
-        if name.startswith(self.shares):
+        if name.startswith(self.pipelines):
             return self._shared.pipeline(name, config, home)
         return super().start_pipeline(name, config, home)
 
@@ -196,7 +214,7 @@ class LeasedPool(ActorPool):
         return idle is not None
 
     def _put(self, seat: Seat) -> None:
-        self._shared.put(seat, self.term)
+        self._shared.put(seat, self.term, fresh=self._fresh)
 
 
 @ray.remote(num_cpus=0)
@@ -205,15 +223,16 @@ class SeatsActor:
 
     Args:
         name: Of this actor.
-        room: How many seats there can be.
+        resources: Of a seat.
     """
 
-    def __init__(self, name: str, room: int) -> None:
+    def __init__(self, name: str, resources: RoleResources) -> None:
         give_back_all(name)  # what this process had reserved before it was started again
-        self._clock, self._room, self._expected = SystemClock(), room, 0
+        self._clock, self._resources, self._expected = SystemClock(), resources, 0
+        self._room = capacity(inventory(), resources)
         self._seats = Seats(name, self._clock)
         self._leases: dict[int, Lease] = {}
-        self._terms = 0
+        self._terms = int(1000 * self._clock.unix_s())  # above all that there were before
         self._turn = threading.RLock()
         self._wake = threading.Event()
         threading.Thread(target=self._tidy, name="tidy", daemon=True).start()
@@ -224,14 +243,14 @@ class SeatsActor:
         with self._turn:
             self._expected = runs
 
-    def open(self, run: str, fewest: int, most: int, holder: Sequence[Any]) -> tuple[int, str]:
+    def open(self, run: str, want: Want, holder: Sequence[Any], *, fresh: bool) -> tuple[int, str]:
         """Lease seats to a run. One that it had before, by another driver, is over.
 
         Args:
             run: Its name.
-            fewest: Members that it can do with.
-            most: That it can do with, too.
+            want: Its fewest and most members.
             holder: The actor that its driver is in, or nothing.
+            fresh: Its processes are of no use to other runs.
 
         Returns:
             Its term, and with what the names of shared pipelines begin.
@@ -239,10 +258,9 @@ class SeatsActor:
         with self._turn:
             self.end(run)
             self._terms += 1
-            pool = LeasedPool(self._seats, self._terms, self._clock)
-            lease = Lease(run, pool, Want(fewest, most), holder[0] if holder else None)
-            self._leases[self._terms] = lease
-            return self._terms, self._seats.shares
+            pool = LeasedPool(self._seats, self._terms, self._clock, fresh=fresh)
+            self._leases[self._terms] = Lease(run, pool, want, holder[0] if holder else None)
+            return self._terms, self._seats.pipelines
 
     def end(self, run: str) -> None:
         """End the lease of a run: what it has is given back, and then its driver hears of it."""
@@ -268,11 +286,13 @@ class SeatsActor:
         lease = self._leases.get(term)
         if lease is None:
             return False, None
-        found = getattr(lease.pool, method)(*args, **kwargs)
+        with lease.turn:  # what is under way is over before it is closed
+            if term not in self._leases:
+                return False, None
+            found = getattr(lease.pool, method)(*args, **kwargs)
+            if method == "close":
+                self._leases.pop(term)
         self._wake.set()
-        if method == "close":
-            with self._turn:
-                self._leases.pop(term, None)
         return True, found
 
     def held(self) -> dict[int, int]:
@@ -283,9 +303,8 @@ class SeatsActor:
     def close(self) -> None:
         """Give everything back."""
         with self._turn:
-            for lease in self._leases.values():
-                lease.pool.close()
-            self._leases.clear()
+            for term in [*self._leases]:
+                self.call(term, "close")
             self._seats.close()
 
     def _tidy(self) -> None:
@@ -301,6 +320,7 @@ class SeatsActor:
         pause, leased_s = threading.Event(), self._clock.monotonic_s()
         while True:
             pause.wait(_WATCH_S)
+            self._room = capacity(inventory(), self._resources)
             now_s = self._clock.monotonic_s()
             leased_s = now_s if self._leases else leased_s
             if now_s - leased_s >= _KEPT_S:
@@ -339,11 +359,16 @@ class LeaseEndedError(KeyboardInterrupt):
 class SeatsLease(RemotePool):
     """A run's part of the seats, as its driver asks for it."""
 
-    def __init__(self, actor: Any, term: int, most: int, shares: str, clock: Clock) -> None:
-        self.most, self.shares = most, shares
+    def __init__(self, actor: Any, term: int, most: int, pipelines: str, clock: Clock) -> None:
+        self.most, self.pipelines = most, pipelines
         super().__init__(actor, term, clock, beat_s=_BEAT_S)
 
     spare = asked(ActorPool.spare)
+
+    def drop(self, members: Sequence[int]) -> None:
+        """See `ActorPool.drop`; it is done before anything else is asked: calls have no order."""
+        with contextlib.suppress(RaycloudError):
+            answer(self._actor.call.remote(self.term, "drop", tuple(members)))
 
     def check(self) -> None:
         """See that the run has a lease.
@@ -358,7 +383,7 @@ class SeatsLease(RemotePool):
     def close(self) -> None:
         """Give all back that the run has."""
         self.stop_beats()
-        with contextlib.suppress(RayError):
+        with contextlib.suppress(RaycloudError):
             answer(self._actor.call.remote(self.term, "close"))
 
     def _send_heartbeat(self) -> None:
@@ -374,14 +399,17 @@ class SeatsHandle:
 
     Attributes:
         actor: Which keeps them.
+        name: Of that.
     """
 
     actor: Any
+    name: str
     clock: Clock = field(default_factory=SystemClock)
 
     @classmethod
-    def start(cls, name: str, room: int) -> SeatsHandle:
+    def start(cls, resources: RoleResources) -> SeatsHandle:
         """Keep seats from now on, on this node, until the process that asks for it ends."""
+        name = f"raycloud-seats-{secrets.token_hex(8)}"
         options = SeatsActor.options(  # type: ignore[attr-defined]
             name=name,
             max_restarts=-1,
@@ -389,16 +417,17 @@ class SeatsHandle:
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id_here(), soft=False),
             **hash_seeded(),
         )
-        return cls(options.remote(name, room))
+        return cls(options.remote(name, resources), name)
 
     @contextlib.contextmanager
-    def lease(self, run: str, fewest: int, most: int) -> Iterator[SeatsLease]:
+    def lease(self, run: str, fewest: int, most: int, *, fresh: bool) -> Iterator[SeatsLease]:
         """Lease seats to a run that this process drives."""
         here = ray.get_runtime_context()
         holder = [here.current_actor] if here.get_actor_id() else []
-        term, shares = answer(self.actor.open.remote(run, fewest, most, holder))
+        opened = self.actor.open.remote(run, Want(fewest, most), holder, fresh=fresh)
+        term, pipelines = answer(opened)
         now = answer(self.actor.allotted.remote(term))
-        pool = SeatsLease(self.actor, term, now, shares, self.clock)
+        pool = SeatsLease(self.actor, term, now, pipelines, self.clock)
         try:
             yield pool
         finally:
@@ -417,3 +446,4 @@ class SeatsHandle:
         with contextlib.suppress(RayError):
             ray.get(self.actor.close.remote(), timeout=_LEAVES_S * 5)
         ray.kill(self.actor)
+        give_back_all(self.name)  # where it was not done by then

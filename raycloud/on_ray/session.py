@@ -40,8 +40,13 @@ class StopSwitch(Protocol):
 class Seats(Protocol):
     """Where several runs get their places: see `raycloud.on_ray.seats`."""
 
-    def lease(self, run: str, fewest: int, most: int) -> AbstractContextManager[ActorPool]:
-        """Places for so many members of a run, as a pool, until the run is over."""
+    def lease(
+        self, run: str, fewest: int, most: int, *, fresh: bool
+    ) -> AbstractContextManager[ActorPool]:
+        """Places for so many members of a run, as a pool, until the run is over.
+
+        `fresh`: its processes are of no use to other runs.
+        """
         ...
 
 

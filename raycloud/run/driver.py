@@ -154,9 +154,9 @@ class Driver:
         self._evaluations = Evaluations()
         self._pending: deque[Event | OutboxEntry] = deque()
 
-    def start(self) -> None:
-        """Ask for members."""
-        self._carry_out(self.control.start(self._now_s()))
+    def start(self, capacity: int | None = None) -> None:
+        """Ask for members: see `Control.start`."""
+        self._carry_out(self.control.start(self._now_s(), capacity))
 
     def take_over(self, adoption: Adoption) -> None:
         """Go on with members that are there, in place of `start`."""

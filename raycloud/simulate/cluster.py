@@ -85,9 +85,9 @@ class WatchedControl(Control):
         self._watch = Stopwatch(clock)
         self._ended = False
 
-    def start(self, now_s: float) -> tuple[Command, ...]:
+    def start(self, now_s: float, capacity: int | None = None) -> tuple[Command, ...]:
         """See `Control.start`."""
-        return self._log(super().start(now_s))
+        return self._log(super().start(now_s, capacity))
 
     def on(self, event: Event, now_s: float) -> tuple[Command, ...]:
         """See `Control.on`."""

@@ -76,11 +76,11 @@ class RunDirectory:
 
     def write_job(self, job: Job) -> None:
         """Keep `job`, resolved, as the run's."""
-        _replace(self.job_yaml, dump_job(job))
+        replace_text(self.job_yaml, dump_job(job))
 
     def write_plan(self, text: str) -> None:
         """Keep the text of a plan."""
-        _replace(self.plan_json, text)
+        replace_text(self.plan_json, text)
 
     def never_saved(self) -> bool:
         """Whether the run has no checkpoint in its own place, nor a place elsewhere for them."""
@@ -162,7 +162,8 @@ def check_resume(old: Job, new: Job) -> None:
         raise combined(mistakes)
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_text(path: Path, text: str) -> None:
+    """Write a file as a whole: who reads it has the one before, or this."""
     draft = path.with_suffix(".draft")
     draft.write_text(text, encoding="utf-8")
     draft.replace(path)

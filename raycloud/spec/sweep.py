@@ -209,6 +209,10 @@ def check(job: Job, sweep: Sweep) -> None:
         SpecError: For every mistake.
     """
     errors = [*_refused(job, sweep)]
+    for path in sweep.space:
+        if path.startswith(("resources.", "elastic.min_workers", "checkpoint.path", "name")):
+            problem = "is the same for all trials, which share the machines"
+            errors.append(mistake(f"sweep.space.{path}", path, problem, "leave it out"))
     if sweep.ends_early and job.evaluate.every_steps is None:
         what = f"scheduler {sweep.scheduler}" if sweep.scheduler != "none" else "a target"
         problem = f"is not set, and {what} needs measurements on the way"

@@ -7,6 +7,7 @@ counts. Lines of a newer format are refused; the last line may be cut off.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -78,8 +79,8 @@ class Results:
     trials: dict[int, Trial] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, path: Path) -> Results:
-        """What is known already.
+    def open(cls, path: Path, *, writes: bool = False) -> Results:
+        """What is known already; `writes`: it is gone on with.
 
         Raises:
             RunDirectoryError: The file is damaged, or of a newer format.
@@ -96,7 +97,7 @@ class Results:
                     f"{path}:{number} is damaged: {error}",
                     hint="delete the line, or begin the sweep in another directory",
                 ) from error
-        if lines[-1]:  # a word that was cut off as its writer ended
+        if lines[-1] and writes:  # a word that was cut off as its writer ended
             path.write_bytes(b"\n".join([*lines[:-1], b""]))
         return found
 
@@ -154,7 +155,7 @@ def objectives(
         if value is None:
             return None
         found.append(-value if name == "measure" and mode == "max" else value)
-    return tuple(found)
+    return tuple(found) if all(map(math.isfinite, found)) else None
 
 
 def front(scored: Iterable[tuple[Trial, tuple[float, ...]]]) -> list[Trial]:

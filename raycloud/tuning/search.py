@@ -110,11 +110,19 @@ class Optuna:
                 hint="pip install 'raycloud[sweep]', or write `searcher: random`",
             ) from None
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        samplers = optuna.samplers
-        of = {"tpe": samplers.TPESampler, "nsga2": samplers.NSGAIISampler}[sweep.searcher]
         many = [optuna.study.StudyDirection.MINIMIZE] * len(sweep.minimize)
-        self._space, self._optuna = sweep.space, optuna
-        self._study = optuna.create_study(directions=many, sampler=of(seed=sweep.seed))
+        self._sweep, self._space, self._optuna = sweep, sweep.space, optuna
+        self._study, self._known = optuna.create_study(directions=many), 0
+        self._begin()
+
+    def _begin(self) -> None:
+        """Draw other points than those that are known by now."""
+        samplers, seed = self._optuna.samplers, self._sweep.seed + self._known
+        if self._sweep.searcher == "tpe":
+            self._study.sampler = samplers.TPESampler(seed=seed)
+        else:
+            several = max(4, self._sweep.trials // 4)  # generations, however few trials there are
+            self._study.sampler = samplers.NSGAIISampler(seed=seed, population_size=several)
 
     def ask(self) -> tuple[Any, Point] | None:
         """See `Search.ask`."""
@@ -141,6 +149,8 @@ class Optuna:
 
     def remember(self, point: Mapping[str, Any], values: Sequence[float] | None) -> None:
         """See `Search.remember`."""
+        self._known += 1
+        self._begin()
         if values is None:
             return
         distributions = self._optuna.distributions

@@ -177,7 +177,7 @@ def test_collators_that_find_no_place_are_waited_for_together(monkeypatch: pytes
     numbers, removed = itertools.count(), []
 
     class Group:
-        def __init__(self, bundles: Any) -> None:
+        def __init__(self, bundles: Any, **_: Any) -> None:
             self.number = next(numbers)
 
         def wait(self, seconds: float) -> bool:

@@ -84,6 +84,11 @@ BAD = [
         "swap",
     ),
     ({"trials": 0}, "sweep.trials", "at least 1"),
+    (
+        {"space": {"elastic.min_workers": {"choice": [1, 2]}}},
+        "sweep.space.elastic.min_workers",
+        "the same for all trials",
+    ),
     ({"seconds": 0}, "sweep.seconds", "above 0"),
     ({"searcher": "grid"}, "sweep", "clip_norm is a range"),
     ({"searcher": "nsga2"}, "sweep", "several objectives"),

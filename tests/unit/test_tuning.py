@@ -114,7 +114,7 @@ def test_a_word_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     results.add(0, point={"a": 1}, status="running")
     with path.open("a") as file:
         file.write('{"format": 1, "tri')
-    again = Results.open(path)
+    again = Results.open(path, writes=True)
     assert again.trials == results.trials
     again.add(0, status="finished")
     assert Results.open(path).trials[0].status == "finished"
@@ -154,6 +154,7 @@ def test_only_what_came_to_something_has_objectives() -> None:
     assert objectives(trial(0), ["measure"], mode="max", target=None) == (-2.0,)
     assert objectives(trial(0, "stopped"), ["measure"], **asked) is None
     assert objectives(trial(0), ["money"], **asked) is None
+    assert objectives(trial(0, measure=float("nan")), ["measure"], **asked) is None
     to_target: dict[str, Any] = {"mode": "min", "target": 2.5}
     assert objectives(trial(0), ["seconds"], **to_target) is None
     assert objectives(trial(0, "reached"), ["seconds", "bytes"], **to_target) == (1.5, 99)

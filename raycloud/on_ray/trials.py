@@ -1,0 +1,213 @@
+"""A trial: a run of the job, driven by an actor of Tune's, on seats that are the sweep's."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ray import tune
+
+from raycloud.clock import SystemClock
+from raycloud.errors import MachineError, RaycloudError
+from raycloud.events import Evaluated, GenerationFormed, Printed
+from raycloud.on_ray.run import train
+from raycloud.on_ray.seats import LeaseEndedError, SeatsHandle
+from raycloud.report.snapshot import state_of
+from raycloud.report.state import Tally
+from raycloud.report.summary import cost
+from raycloud.spec import RunDirectory
+from raycloud.spec.load import with_values
+from raycloud.spec.sweep import trial_job
+from raycloud.tuning.results import Measured
+
+if TYPE_CHECKING:
+    from raycloud.events import Observed
+    from raycloud.spec import Job
+    from raycloud.spec.sweep import Point, Sweep
+
+_ENDS_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepContext:
+    """What every trial is told."""
+
+    job: Job
+    sweep: Sweep
+    seats: SeatsHandle
+    directory: Path
+
+
+def place_of(context: SweepContext, number: int) -> Path:
+    """The run directory of a trial."""
+    return context.directory / "trials" / f"{number:04}"
+
+
+@dataclass
+class TrialDriver:
+    """One run of a trial, in a thread of its own.
+
+    Attributes:
+        place: Its run directory.
+        before_s: Seconds that it had computed before.
+        words: Its measurements, and last how it ended.
+        last: The newest measurement.
+    """
+
+    context: SweepContext
+    place: Path
+    point: Point
+    before_s: float = 0.0
+    words: queue.SimpleQueue[Measured | dict[str, Any]] = field(default_factory=queue.SimpleQueue)
+    last: Measured | None = None
+
+    def __post_init__(self) -> None:
+        """Begin."""
+        self._clock, self._began_s = SystemClock(), 0.0
+        log = RunDirectory(self.place).events_jsonl
+        self._tally = state_of(log).tally if log.exists() else Tally()
+        self._job = job = trial_job(self.context.job, self.context.sweep, self.point)
+        if path := job.checkpoint.path:  # a place of its own, or they would be each other's
+            own = f"{path.rstrip('/')}/{self.place.name}"
+            self._job = with_values(job, {"checkpoint.path": own})
+        self._ending = False
+        self.reason: str | None = None  # it is the run's `StopSwitch`
+        self._thread = threading.Thread(
+            target=self._run, name=f"trial {self.place.name}", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self) -> None:
+        ended: dict[str, Any]
+        try:
+            run = train(
+                self._job,
+                run_dir=self.place,
+                resume="allow",
+                observer=self._see,
+                stop=self,
+                seats=self.context.seats,
+            )
+            ended = {"status": run.status}
+        except LeaseEndedError:
+            gone = MachineError("who keeps the seats has taken them back")
+            ended = {"status": "stopped"} if self._ending else {"raises": gone}
+        except MachineError as error:
+            ended = {"raises": error}
+        except RaycloudError as error:
+            ended = {"status": "failed", "why": error.message}
+        except BaseException as error:  # noqa: BLE001 - the last line before the thread's end
+            ended = {"raises": error}
+        self.words.put(ended)
+
+    def _see(self, event: Observed) -> None:
+        if isinstance(event, Printed):
+            return
+        if isinstance(event, GenerationFormed) and not self._began_s:
+            self._began_s = self._clock.monotonic_s()
+        self._tally.apply(self._clock.unix_s(), event)
+        measure = self.context.sweep.measure
+        if isinstance(event, Evaluated) and measure in event.metrics:
+            tally = self._tally
+            self.words.put(
+                Measured(
+                    step=event.step,
+                    measure=float(event.metrics[measure]),
+                    seconds=self.before_s + self._clock.monotonic_s() - self._began_s,
+                    samples=tally.samples_at(event.step),
+                    bytes=tally.spent.bytes_sent,
+                    money=cost(tally, self._clock.unix_s()),
+                )
+            )
+
+    def next(self) -> dict[str, Any]:
+        """The next measurement, or how it ended, as a result of Tune's.
+
+        Raises:
+            Exception: Machines failed: it may be tried again.
+        """
+        word = self.words.get()
+        if isinstance(word, Measured):
+            self.last = word
+            reached = self._reached(word)
+            if not reached and word.step == self._job.steps:
+                return self.next()  # it is over in a moment, and how is what counts
+            return {**asdict(word), "status": "reached" if reached else "running", "done": reached}
+        if (error := word.get("raises")) is not None:
+            raise error
+        last = {} if self.last is None else asdict(self.last)
+        if self.last is None and word["status"] == "finished":
+            what = f"Task.metrics gives no {self.context.sweep.measure!r} of held-out samples"
+            word = {"status": "failed", "why": what}
+        worst = float("inf") if self.context.sweep.mode == "min" else float("-inf")
+        return {"measure": worst, "step": 0, **last, **word, "done": True}
+
+    def _reached(self, word: Measured) -> bool:
+        target, mode = self.context.sweep.target, self.context.sweep.mode
+        if target is None:
+            return False
+        return word.measure <= target if mode == "min" else word.measure >= target
+
+    def end(self) -> None:
+        """End it at once, if it has not ended."""
+        self._ending = True
+        with contextlib.suppress(RaycloudError):
+            self.context.seats.end(str(self.place))
+        self._thread.join(_ENDS_S)
+
+
+class TrialRun(tune.Trainable):
+    """A trial, as Tune has it: its run begins with the first step that is asked for.
+
+    Tune makes actors that it then does without, where another one has become free meanwhile.
+    """
+
+    def setup(self, config: dict[str, Any], context: SweepContext | None = None) -> None:
+        """Be told what the trial is."""
+        assert context is not None  # noqa: S101 - `with_parameters` gives it
+        self._context, self._asked = context, config
+        self._driver: TrialDriver | None = None
+
+    def step(self) -> dict[str, Any]:
+        """Wait for its next measurement, or its end."""
+        if self._driver is None:
+            self._driver = TrialDriver(self._context, *self._run_of(self._asked))
+        return self._driver.next()
+
+    def _run_of(self, config: dict[str, Any]) -> tuple[Path, Point, float]:
+        """The run directory, the values, and the seconds that it has computed before."""
+        return place_of(self._context, config["number"]), config["point"], config["before_s"]
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Be another trial."""
+        self.cleanup()
+        self._asked = new_config
+        return True
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """The run keeps its own."""
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        """See `save_checkpoint`."""
+
+    def cleanup(self) -> None:
+        """Tune lets the actor go."""
+        if self._driver is not None:
+            self._driver.end()
+            self._driver = None
+
+
+class OwnTrial(TrialRun):
+    """A trial of a user's own Tuner: its configuration is the point."""
+
+    def step(self) -> dict[str, Any]:
+        """See `TrialRun.step`; the measure has its own name, too."""
+        found = super().step()
+        return {**found, self._context.sweep.measure: found["measure"]}
+
+    def _run_of(self, config: dict[str, Any]) -> tuple[Path, Point, float]:
+        return self._context.directory / self.trial_id, config, 0.0
