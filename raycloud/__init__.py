@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from raycloud.metrics import Accuracy, Auc, Mean, Metric
     from raycloud.on_ray.dry_run import plan
     from raycloud.on_ray.run import train
-    from raycloud.on_ray.session import Run
+    from raycloud.on_ray.session import Run, RunHandle
     from raycloud.on_ray.sweep import Found, sweep, trainable
     from raycloud.rows import Rows
     from raycloud.spec import Job, load_job
@@ -34,6 +34,7 @@ __all__ = [
     "Metric",
     "Rows",
     "Run",
+    "RunHandle",
     "Source",
     "Splits",
     "Task",
@@ -48,7 +49,7 @@ _HOMES = {
     "raycloud.metrics": {"Accuracy", "Auc", "Mean", "Metric"},
     "raycloud.on_ray.dry_run": {"plan"},
     "raycloud.on_ray.run": {"train"},
-    "raycloud.on_ray.session": {"Run"},
+    "raycloud.on_ray.session": {"Run", "RunHandle"},
     "raycloud.on_ray.sweep": {"Found", "sweep", "trainable"},
     "raycloud.rows": {"Rows"},
     "raycloud.spec": {"Job", "load_job"},

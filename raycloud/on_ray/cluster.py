@@ -37,6 +37,7 @@ from raycloud.net.rendezvous_store import Rendezvous
 from raycloud.on_ray.attach import draining, free, inventory, node_id_here
 from raycloud.on_ray.fleet import Fleet
 from raycloud.on_ray.ingest import PipelineConfig, living_pipeline
+from raycloud.on_ray.session import RunHandle
 from raycloud.order.layout import lanes_of
 from raycloud.planner.inventory import Inventory, capacity
 from raycloud.planner.plan import Plan, Profile, make
@@ -253,6 +254,7 @@ class ClusterWatch:
         self._resources = session.job.resources.worker
         self._directory, self._clock = session.directory, session.clock
         self._stop = session.stop
+        self._handle = session.stop if isinstance(session.stop, RunHandle) else None
         self._looked_s = self._asked_s = self._clock.monotonic_s()
         self._leaving: set[str] = set()  # nodes
         self._told: set[int] = set()  # members on them
@@ -308,6 +310,8 @@ class ClusterWatch:
         return found
 
     def _requests(self) -> list[Event]:
+        if self._handle is not None and (wanted := self._handle.take_range()) is not None:
+            return [RangeChanged(**wanted)]
         try:
             asked = take_range(self._directory.path)
         except ValueError as error:

@@ -54,7 +54,7 @@ def train(  # noqa: PLR0913 - each is one thing a caller may want to say
             its workers where they have outlived the command that drove them. `allow`: do so if
             there is either, and begin otherwise. `never` or False: refuse if there is a run.
         observer: Called with every event as it happens, in this thread.
-        stop: Asks the run to checkpoint and end.
+        stop: Asks the run to checkpoint and end; a `RunHandle` may also ask for other workers.
         started_s: `SystemClock().monotonic_s()` when the caller's command began; None: now.
         seats: Where workers get their places, e.g. those of a sweep; None: they are reserved.
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
 from raycloud.control import ControlSettings
 from raycloud.events import CheckpointPublished
 from raycloud.order import Position
 from raycloud.spec import RunDirectory
+from raycloud.spec.rundir import Range, checked_range
 from raycloud.worker.context import MemberConfig
 
 if TYPE_CHECKING:
@@ -35,6 +37,42 @@ class StopSwitch(Protocol):
     def reason(self) -> str | None:
         """Why; None until someone asks."""
         ...
+
+
+class RunHandle:
+    """What a caller holds of a run that goes on: it may be stopped, and have other workers.
+
+        handle = raycloud.RunHandle()
+        threading.Thread(target=raycloud.train, args=(job,), kwargs={"stop": handle}).start()
+        handle.resize(1, 4)
+
+    Any thread may call it.
+    """
+
+    def __init__(self) -> None:
+        """Ask for nothing yet."""
+        self.reason: str | None = None
+        self._turn = Lock()
+        self._range: Range | None = None
+
+    def stop(self, reason: str = "asked to stop") -> None:
+        """Ask for a checkpoint and the end; the first reason stays."""
+        self.reason = self.reason or reason
+
+    def resize(self, min_workers: int, max_workers: int) -> None:
+        """Ask for at least and at most so many workers, from soon on.
+
+        Raises:
+            ValueError: That is no range of workers.
+        """
+        with self._turn:
+            self._range = checked_range(min_workers, max_workers)
+
+    def take_range(self) -> Range | None:
+        """What was asked for since the last call; None: nothing."""
+        with self._turn:
+            found, self._range = self._range, None
+        return found
 
 
 class Seats(Protocol):

@@ -8,7 +8,9 @@ all trials, and a run directory for each. Nothing of Tune's is read again.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+import logging
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -156,7 +158,8 @@ def _check_prices(asked: Sweep, nodes: Inventory) -> None:
 
 
 def _tuned(context: SweepContext, searcher: TrialSearcher, parallel: int) -> None:
-    """Let Tune carry the trials out."""
+    """Let Tune carry the trials out; what goes wrong in them, the log has."""
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     asked = context.sweep
     here = f"node:{ray.util.get_node_ip_address()}"
     kind = tune.with_resources(tune.with_parameters(TrialRun, context=context), {here: _SMALL})
@@ -213,7 +216,21 @@ def _found(job: Job, asked: Sweep, place: Path, results: Results) -> Found:
         replace_text(place / "best.yaml", dump_minimal(chosen))
     trials = tuple(trial for _, trial in sorted(results.trials.items()))
     replace_text(place / "report.html", page(place.name, trials, asked))
+    _write_hparams(place / "hparams", trials)
     return Found(directory=place, trials=trials, best=tuple(best), job=chosen)
+
+
+def _write_hparams(folder: Path, trials: Sequence[Trial]) -> None:
+    """What TensorBoard's HParams page shows of trials that have measured; written anew."""
+    from torch.utils.tensorboard import SummaryWriter  # loads much
+
+    shutil.rmtree(folder, ignore_errors=True)
+    for trial in trials:
+        if (last := trial.last) is not None:
+            given = {path: "null" if v is None else v for path, v in trial.point.items()}
+            came = {"measure": last.measure, "seconds": last.seconds, "bytes": last.bytes}
+            with SummaryWriter(str(folder / f"{trial.number:04}")) as writer:
+                writer.add_hparams(given, came, run_name=".")
 
 
 class TrialSearcher(Searcher):

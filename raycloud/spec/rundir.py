@@ -323,7 +323,7 @@ def parse_range(text: str, most: int, why: str) -> Range:
     """
     fewest, _, highest = text.partition(":")
     try:
-        asked = _checked_range(int(fewest), int(highest or fewest))
+        asked = checked_range(int(fewest), int(highest or fewest))
     except ValueError:
         hint = "write the number of workers, or the fewest and the most: 4 or 2:6"
         raise SpecError("WORKERS", text, "is no range of workers", hint=hint) from None
@@ -373,10 +373,11 @@ def take_range(directory: Path) -> Range | None:
         raise ValueError(f"{path} cannot be taken: {error.strerror}") from error
     if not isinstance(found, dict) or found.get("format") != _REQUEST_FORMAT:
         raise ValueError(f"{path} is of another format")
-    return _checked_range(found.get("min_workers"), found.get("max_workers"))
+    return checked_range(found.get("min_workers"), found.get("max_workers"))
 
 
-def _checked_range(fewest: object, most: object) -> Range:
+def checked_range(fewest: object, most: object) -> Range:
+    """The range; `ValueError`: it is none."""
     if type(fewest) is not int or type(most) is not int or not 1 <= fewest <= most:
         raise ValueError(f"{fewest!r} to {most!r} is no range of workers")
     return Range(min_workers=fewest, max_workers=most)

@@ -140,7 +140,7 @@ class Optuna:
         log = parameter.log is not None
         if parameter.whole:
             return trial.suggest_int(path, int(low), int(high), log=log)
-        return trial.suggest_float(path, low, high, log=log)
+        return float(f"{trial.suggest_float(path, low, high, log=log):.6g}")
 
     def tell(self, key: Any, values: Sequence[float] | None) -> None:
         """See `Search.tell`."""

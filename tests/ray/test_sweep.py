@@ -210,6 +210,10 @@ def formed(run: Path) -> list[int]:
     return [len(one.members) for one in of_kind(GenerationFormed, events(run))]
 
 
+def begun(run: Path) -> bool:
+    return (run / "events.jsonl").exists() and bool(formed(run))
+
+
 def in_thread(job: raycloud.Job, run_dir: Path, **given: Any) -> threading.Thread:
     thread = threading.Thread(
         target=raycloud.train, args=(job,), kwargs={"run_dir": run_dir, **given}
@@ -230,12 +234,12 @@ def test_a_second_run_begins_beside_the_first_and_grows(tmp_path: Path) -> None:
     first = in_thread(job("first", 1), tmp_path / "a")
     wait_for(
         "the first computes",
-        lambda: (tmp_path / "a/events.jsonl").exists() and formed(tmp_path / "a"),
+        lambda: begun(tmp_path / "a"),
     )
     second = in_thread(job("second", 2), tmp_path / "b")
     wait_for(
         "the second computes",
-        lambda: (tmp_path / "b/events.jsonl").exists() and formed(tmp_path / "b"),
+        lambda: begun(tmp_path / "b"),
     )
     assert formed(tmp_path / "b") == [1]
     Path(gates["first"]).touch()
@@ -261,12 +265,12 @@ def test_runs_that_share_seats_make_room_for_each_other(tmp_path: Path) -> None:
         first = in_thread(job, tmp_path / "a", seats=seats)
         wait_for(
             "it has both",
-            lambda: (tmp_path / "a/events.jsonl").exists() and 2 in formed(tmp_path / "a"),
+            lambda: begun(tmp_path / "a") and 2 in formed(tmp_path / "a"),
         )
         second = in_thread(job, tmp_path / "b", seats=seats)
         wait_for(
             "both compute",
-            lambda: (tmp_path / "b/events.jsonl").exists() and formed(tmp_path / "b"),
+            lambda: begun(tmp_path / "b"),
         )
         assert formed(tmp_path / "a")[-1] == 1
         Path(gate).touch()
@@ -276,3 +280,20 @@ def test_runs_that_share_seats_make_room_for_each_other(tmp_path: Path) -> None:
         seats.close()
     assert [exact_steps(tmp_path / name) for name in "ab"] == [200, 200]
     wait_for("nothing reserved", nothing_reserved, seconds=GONE_S)
+
+
+def test_a_handle_changes_the_workers_of_a_run_and_stops_it(tmp_path: Path) -> None:
+    handle, gate = raycloud.RunHandle(), str(tmp_path / "gate")
+    elastic = {"min_workers": 1, "max_workers": 2}
+    settings = {"gate": gate, "pause_s": 0.01}
+    job = asked("Paced", 1, steps=100_000, elastic=elastic, settings=settings)
+    run = tmp_path / "run"
+    thread = in_thread(job, run, stop=handle)
+    for most in (2, 1, 2):
+        handle.resize(1, most)
+        wait_for(f"{most} workers", lambda most=most: begun(run) and formed(run)[-1] == most)
+    handle.stop("enough")
+    thread.join()
+    assert of_kind(RunFinished, events(run))[-1].status == "stopped"
+    with pytest.raises(ValueError, match="3 to 2 is no range"):
+        handle.resize(3, 2)

@@ -40,6 +40,7 @@ PUBLIC = (
     "Metric",
     "Rows",
     "Run",
+    "RunHandle",
     "Source",
     "Splits",
     "Task",
