@@ -91,8 +91,8 @@ class Watched(Control):
         super().__init__(settings)
         self._fleet, self._story = fleet, story
 
-    def start(self, now_s: float) -> tuple[Command, ...]:
-        return self._told(super().start(now_s))
+    def start(self, now_s: float, capacity: int | None = None) -> tuple[Command, ...]:
+        return self._told(super().start(now_s, capacity))
 
     def on(self, event: Event, now_s: float) -> tuple[Command, ...]:
         return self._told(super().on(event, now_s))
