@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from raycloud.spec import Job
     from raycloud.worker.outbox import LogLines, OutboxEntry
 
-LOOK_S = 2.0  # between two looks at the machines
+LOOK_S = 1.0  # between two looks at the machines
 REFRESH_S = 10.0  # between two looks for files that were added
 FORMAT = 1  # of data.json
 _ASKED_S = 0.5
@@ -97,11 +97,6 @@ class RayCluster:
         self._ready: dict[int, MemberReady] = {}
         self._untold: list[Event] = []
         self.plan: Plan | None = None
-
-    @property
-    def room(self) -> int:
-        """How many members have a place, or could have one now."""
-        return self._watch.look(self._placed(), self._fleet.places)
 
     def secure(self, members: Sequence[int], least: int) -> int:
         """See `Fleet.secure`: that is all the room that is known of for now."""
@@ -258,10 +253,10 @@ class ClusterWatch:
         self._looked_s = self._asked_s = self._clock.monotonic_s()
         self._leaving: set[str] = set()  # nodes
         self._told: set[int] = set()  # members on them
-        self.room = capacity(inventory, self._resources)
+        self.room = self._seen = capacity(inventory, self._resources)
 
-    def look(self, placed: Mapping[int, str], places: int) -> int:
-        """The room as it is now; what is going to leave has none.
+    def _room(self, placed: Mapping[int, str], places: int) -> int:
+        """As it looks now; what is going to leave has none.
 
         Args:
             placed: The nodes of members that are there.
@@ -270,8 +265,7 @@ class ClusterWatch:
         self.inventory = inventory()
         nodes = tuple(node for node in free().nodes if node.name not in self._leaving)
         going = sum(node in self._leaving for node in placed.values())
-        self.room = capacity(Inventory(nodes=nodes), self._resources) + places - going
-        return self.room
+        return capacity(Inventory(nodes=nodes), self._resources) + places - going
 
     def poll(self, placed: Callable[[], Mapping[int, str]], fleet: Fleet) -> list[Event]:
         """What has happened since this was last asked."""
@@ -285,9 +279,11 @@ class ClusterWatch:
             found += [*self._requests(), *self._drained(placed())]
         if now_s - self._looked_s >= LOOK_S:
             self._looked_s = now_s
-            before = self.room
-            if self.look(placed(), fleet.places) != before:
-                found.append(CapacityChanged(workers=self.room))
+            seen, before = self._room(placed(), fleet.places), self._seen
+            if seen == before != self.room:  # twice: what is given to another is nobody's meanwhile
+                self.room = seen
+                found.append(CapacityChanged(workers=seen))
+            self._seen = seen
         return found
 
     def leaves(self, event: MemberLeaving) -> None:
