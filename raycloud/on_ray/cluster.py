@@ -98,10 +98,13 @@ class RayCluster:
         self._untold: list[Event] = []
         self.plan: Plan | None = None
 
-    def secure(self, members: Sequence[int], least: int) -> int:
-        """See `Fleet.secure`: that is all the room that is known of for now."""
-        self._watch.room = self._fleet.secure(members, least)
-        return self._watch.room
+    def secure(self, members: Sequence[int], least: int) -> int | None:
+        """See `Fleet.secure`; returns how much room there is for now, None: for all of them."""
+        placed = self._fleet.secure(members, least)
+        if placed == len(members):
+            return None
+        self._watch.room = placed
+        return placed
 
     @property
     def pipeline(self) -> str:

@@ -81,6 +81,7 @@ def _measured(job: Job, code: TaskCode) -> MemberReady:
             pipeline=pipeline_name(),
             home=node_id_here(),
         )
+        fleet.secure([config.member], 1)
         fleet.spawn([config])
         while True:
             for event in fleet.poll(1.0, {}):

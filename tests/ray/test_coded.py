@@ -39,7 +39,8 @@ def test_a_killed_worker_is_not_missed(codec: str, tmp_path: Path, ray_tmpdir: P
     assert apart(run.directory, plain_loop(job, Steady(double=False), 300)) <= NEAR
     [lost], [told] = of_kind(MemberLost, run.events), of_kind(Recovered, run.events)
     assert (told.lost, told.lost_steps) == ((lost.member,), 0)
-    assert run.summary["bytes_sent"] < run.summary["bytes_dense"] / (1.5 if codec == "bf16" else 2)
+    fewer = 2 if codec == "int4" else 1.5  # the model is small: int8's blocks are not full
+    assert run.summary["bytes_sent"] < run.summary["bytes_dense"] / fewer
 
 
 def test_a_resumed_run_is_the_uninterrupted_run(tmp_path: Path) -> None:
