@@ -98,10 +98,10 @@ class RayCluster:
         self._untold: list[Event] = []
         self.plan: Plan | None = None
 
-    def secure(self, members: Sequence[int], least: int) -> int | None:
-        """See `Fleet.secure`; returns how much room there is for now, None: for all of them."""
+    def secure(self, members: Sequence[int], least: int, wanted: int) -> int | None:
+        """See `Fleet.secure`; returns the room there is for now, None: for all that are wanted."""
         placed = self._fleet.secure(members, least)
-        if placed == len(members):
+        if placed >= wanted:
             return None
         self._watch.room = placed
         return placed

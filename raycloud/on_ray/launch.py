@@ -98,7 +98,7 @@ def drive(session: Session) -> Run:
                     first, fewest = settings.first_member, settings.min_workers
                     most = settings.workers if pool.most is None else max(fewest, pool.most)
                     members = range(first, first + min(settings.workers, most))
-                    driver.start(cluster.secure(members, fewest))
+                    driver.start(cluster.secure(members, fewest, settings.workers))
                     return
                 for one in found.survivors:  # the log has it, and who looks on has not seen it
                     session.observer(one.ready)
