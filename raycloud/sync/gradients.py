@@ -212,9 +212,11 @@ class GradientExchange:
     def _own_norm(self) -> float:
         """That of this member's own part of the sum; NaN where it is not this exchange's turn."""
         self._collected += 1
+        alone = self._transport is None or self._transport.size == 1
+        if alone or self._collected % _LOOKED_AT:
+            return math.nan
         own = [p.grad for p in self._place if p.grad is not None]
-        looks = self._collected % _LOOKED_AT == 0 and self._transport is not None
-        if not (looks and own and own[0].device.type == "cpu"):  # a GPU would stand still
+        if not own or own[0].device.type != "cpu":  # a GPU would stand still
             return math.nan
         return float(torch.nn.utils.get_total_norm(own)) * abs(self._sent_scale)
 

@@ -329,9 +329,11 @@ class Loop:
 
     def _with_noise(self, count: StepCount, exchanged: Exchanged) -> StepCount:
         """The count, with what its exchange tells of the gradients' noise, if it was looked at."""
+        if not math.isfinite(exchanged.own * exchanged.norm):
+            return count
         members = sum(share > 0 for share in self.seat.shares)
         plain = not (self._context.replica.local or count.skips or not count.micro_batches)
-        if members > 1 and plain and math.isfinite(exchanged.own * exchanged.norm):
+        if members > 1 and plain:
             part = count.micro_batches / count.computed
             count.noise, count.signal = noise_and_signal(
                 exchanged.own, exchanged.norm, part=part, samples=count.samples, members=members
