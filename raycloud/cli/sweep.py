@@ -20,6 +20,7 @@ from raycloud.cli.shell import (
 )
 from raycloud.errors import RunDirectoryError
 from raycloud.report.figures import byte_count, printable_line, table
+from raycloud.tuning.results import JOB, LOG, STOP
 
 if TYPE_CHECKING:
     from raycloud.spec.sweep import Sweep
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 _RUNS = Path("runs")
-_LOG, _JOB, _STOP = "sweep.jsonl", "sweep.yaml", "stop"
 _DIGITS = 5
 
 
@@ -75,16 +75,15 @@ def resume_sweep(directory: SweepDirectory, *, address: AddressOption = None) ->
     """Go on with a sweep: what is over is not done again, what had begun goes on."""
     from raycloud.spec.sweep import load_sweep
 
-    asked, sweep = load_sweep(_file(directory, _JOB))
-    (directory / _STOP).unlink(missing_ok=True)
+    asked, sweep = load_sweep(_file(directory, JOB))
     _carry_out(asked, sweep, directory=directory, address=address, resume=True)
 
 
 @command("stop", of=sweeps)
 def stop_sweep(directory: SweepDirectory) -> None:
     """Ask a sweep to end; its trials end at once, and can be resumed."""
-    _file(directory, _LOG)
-    (directory / _STOP).touch()
+    _file(directory, LOG)
+    (directory / STOP).touch()
 
 
 @command("show", of=sweeps)
@@ -97,8 +96,8 @@ def show_sweep(
     from raycloud.spec.sweep import load_sweep
     from raycloud.tuning.results import Results
 
-    _, sweep = load_sweep(_file(directory, _JOB), check_files=False)
-    trials = Results.open(_file(directory, _LOG)).trials.values()
+    _, sweep = load_sweep(_file(directory, JOB), check_files=False)
+    trials = Results.open(_file(directory, LOG)).trials.values()
     if as_json:
         from dataclasses import asdict
 
@@ -113,7 +112,7 @@ def list_sweeps() -> None:
     from raycloud.tuning.results import Results
 
     rows = [("sweep", "over", "unfinished")]
-    for log in sorted(_RUNS.glob(f"*/{_LOG}")):
+    for log in sorted(_RUNS.glob(f"*/{LOG}")):
         found = Results.open(log)
         rows.append((str(log.parent), str(len(found.whole)), str(len(found.unfinished))))
     typer.echo("\n".join(table(rows, left=(True, False, False))))

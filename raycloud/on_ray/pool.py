@@ -147,11 +147,6 @@ class ActorPool:
         """Those of them that have found a place by now."""
         return [m for m in members if m in self._seats and self._is_there(m)]
 
-    @property
-    def size(self) -> int:
-        """How many places members have or wait for."""
-        return len(self._seats)
-
     def spare(self, bundle: Mapping[str, float], labels: Mapping[str, str]) -> int:  # noqa: ARG002 - here there are none
         """How many places are reserved, and no member has them."""
         return 0

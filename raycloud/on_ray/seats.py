@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _LEAVES_S = 0.4  # a process has for leaving what it computes
 _LOOK_S = 0.02  # between two looks whether it has
 _WATCH_S = 0.3  # between two looks whether drivers are there
+_ROOM_S = 2.0  # between two looks at the machines
 _KEPT_S = 20.0  # seats are, where no run leases any
 _BEAT_S = 0.5
 _THREADS = 16
@@ -166,9 +167,7 @@ class Seats:
 
         with self._turn:
             _, pipeline = pipeline_of(name, config[0], home)
-            self._pipelines.append(
-                pipeline
-            )  # also one of before: Ray ends it with its first handle
+            self._pipelines.append(pipeline)  # all handles: Ray ends it with the first one
             return pipeline
 
     def close(self) -> None:
@@ -240,8 +239,7 @@ class SeatsActor:
 
     def expect(self, runs: int) -> None:
         """So many runs are to share the seats: what is not there yet has its part, too."""
-        with self._turn:
-            self._expected = runs
+        self._expected = runs
 
     def open(self, run: str, want: Want, holder: Sequence[Any], *, fresh: bool) -> tuple[int, str]:
         """Lease seats to a run. One that it had before, by another driver, is over.
@@ -270,16 +268,11 @@ class SeatsActor:
 
     def allotted(self, term: int) -> int:
         """How many members a run may have now; 0: it has no lease."""
-        with self._turn:
-            if term not in self._leases:
-                return 0
-            wants = [lease.want for lease in self._leases.values()]
-            dealt = deal(self._room, wants, self._expected)
-            return max(1, dealt[[*self._leases].index(term)])
-
-    def heartbeat(self, term: int) -> bool:
-        """Whether a run has a lease."""
-        return term in self._leases
+        leases = self._leases.copy()  # one may end meanwhile
+        if term not in leases:
+            return 0
+        dealt = deal(self._room, [lease.want for lease in leases.values()], self._expected)
+        return max(1, dealt[[*leases].index(term)])  # its driver asks for its fewest, and waits
 
     def call(self, term: int, method: str, *args: Any, **kwargs: Any) -> tuple[bool, Any]:
         """Whether this run has a lease, and then what a method of `ActorPool` returns."""
@@ -294,11 +287,6 @@ class SeatsActor:
                 self._leases.pop(term)
         self._wake.set()
         return True, found
-
-    def held(self) -> dict[int, int]:
-        """How many seats each run has that has a lease; for whoever looks on."""
-        with self._turn:
-            return {term: lease.pool.size for term, lease in self._leases.items()}
 
     def close(self) -> None:
         """Give everything back."""
@@ -317,17 +305,20 @@ class SeatsActor:
 
     def _watch(self) -> None:
         """See whose driver has ended without a word, and give back what nobody leases."""
-        pause, leased_s = threading.Event(), self._clock.monotonic_s()
+        pause = threading.Event()
+        leased_s = looked_s = self._clock.monotonic_s()
         while True:
             pause.wait(_WATCH_S)
-            self._room = capacity(inventory(), self._resources)
             now_s = self._clock.monotonic_s()
             leased_s = now_s if self._leases else leased_s
-            if now_s - leased_s >= _KEPT_S:
-                self._seats.close()
-            for term, lease in [*self._leases.items()]:
-                if lease.holder is not None and self._is_gone(lease):
-                    self.call(term, "close")
+            with contextlib.suppress(RayError):  # the cluster is going away itself
+                if now_s - looked_s >= _ROOM_S:
+                    looked_s, self._room = now_s, capacity(inventory(), self._resources)
+                if now_s - leased_s >= _KEPT_S:
+                    self._seats.close()
+                for term, lease in [*self._leases.items()]:
+                    if lease.holder is not None and self._is_gone(lease):
+                        self.call(term, "close")
 
     def _is_gone(self, lease: Lease) -> bool:
         if lease.seen is None:
@@ -371,11 +362,10 @@ class SeatsLease(RemotePool):
             answer(self._actor.call.remote(self.term, "drop", tuple(members)))
 
     def check(self) -> None:
-        """See that the run has a lease.
+        """See that the run has a lease, as far as the last heartbeat knows.
 
         Raises:
             LeaseEndedError: It has none any more.
-            MachineError: Who keeps the seats is gone.
         """
         if self._superseded:
             raise LeaseEndedError

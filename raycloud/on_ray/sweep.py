@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,16 @@ from raycloud.spec import Environment, choose
 from raycloud.spec.load import dump_minimal
 from raycloud.spec.rundir import replace_text
 from raycloud.spec.sweep import Parameter, Sweep, check, dump_sweep, trial_job
-from raycloud.tuning.results import Measured, Results, Trial, front, objectives
+from raycloud.tuning.results import (
+    JOB,
+    LOG,
+    STOP,
+    Measured,
+    Results,
+    Trial,
+    front,
+    objectives,
+)
 from raycloud.tuning.search import Search, search
 
 if TYPE_CHECKING:
@@ -46,8 +55,6 @@ _QUIET = {
     "RAY_AIR_NEW_OUTPUT": "0",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
 }
-LOG, STOP = "sweep.jsonl", "stop"
-_ENDS_S = 5.0
 _TRIES = 3  # of a trial whose machines fail
 _SMALL = 1e-3  # of the resource that every node has by its name: it only says where
 
@@ -102,7 +109,7 @@ def sweep(
     place = _place(directory, job, resume=resume)
     results = Results.open(place / LOG, writes=True)
     filled = with_secrets(job).resolved()
-    replace_text(place / "sweep.yaml", dump_sweep(job, asked))  # as it was written, with ${NAME}
+    replace_text(place / JOB, dump_sweep(job, asked))  # as it was written, with ${NAME}
     address = address or Environment.from_process().ray_address
     with environment(_QUIET), attached(job, address):
         nodes = inventory()
@@ -158,8 +165,7 @@ def _check_prices(asked: Sweep, nodes: Inventory) -> None:
 
 
 def _tuned(context: SweepContext, searcher: TrialSearcher, parallel: int) -> None:
-    """Let Tune carry the trials out; what goes wrong in them, the log has."""
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
+    """Let Tune carry the trials out."""
     asked = context.sweep
     here = f"node:{ray.util.get_node_ip_address()}"
     kind = tune.with_resources(tune.with_parameters(TrialRun, context=context), {here: _SMALL})
@@ -182,7 +188,19 @@ def _tuned(context: SweepContext, searcher: TrialSearcher, parallel: int) -> Non
             callbacks=[ResultCallback(searcher)],
         ),
     )
-    tuner.fit()
+    with _quiet(logging.getLogger("ray.tune")):  # what goes wrong in trials, the log has
+        tuner.fit()
+
+
+@contextlib.contextmanager
+def _quiet(logger: logging.Logger) -> Iterator[None]:
+    """Meanwhile it says nothing but that all is lost."""
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _scheduler(context: SweepContext) -> Any:

@@ -91,7 +91,9 @@ class Parameter(Section):
         if self.choice is not None:
             return any(type(one) is type(value) and one == value for one in self.choice)
         low, high = self.bounds
-        return type(value) in {int, float} and low <= value <= high  # type: ignore[operator]
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
+        return low <= value <= high
 
 
 class Sweep(Section):
@@ -197,7 +199,8 @@ def load_sweep(
     job = load_job(path, of_job, check_files=check_files)
     own = [text.removeprefix(prefix) for text in overrides if text.startswith(prefix)]
     values = read_section(Path(path), SECTION, own)
-    sweep = File(sweep=values).sweep  # type: ignore[arg-type]
+    told: dict[str, Any] = {SECTION: values}
+    sweep = File(**told).sweep
     check(job, sweep)
     return job, sweep
 

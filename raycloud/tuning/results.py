@@ -16,6 +16,7 @@ from typing import Any, Literal
 from raycloud.errors import RunDirectoryError
 
 FORMAT = 1
+LOG, JOB, STOP = "sweep.jsonl", "sweep.yaml", "stop"  # files of a sweep's directory
 
 Status = Literal["running", "finished", "reached", "stopped", "failed"]
 OVER = frozenset({"finished", "reached", "stopped", "failed"})

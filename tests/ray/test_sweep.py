@@ -15,6 +15,7 @@ from ray import tune
 from ray.util import placement_group_table
 
 import raycloud
+from raycloud.errors import JobError, RunDirectoryError
 from raycloud.events import DataPrepared, GenerationFormed, MemberReady, RunFinished
 from raycloud.on_ray.seats import SeatsHandle
 from raycloud.on_ray.sweep import Found, sweep
@@ -152,6 +153,9 @@ def test_what_is_killed_is_made_up_for(title: str, tmp_path: Path, ray_tmpdir: P
     assert once.done
     assert [trial.status for trial in found.trials] == ["finished"] * 4
     assert [exact_steps(run) for run in runs_of(found)] == [60] * 4
+    for trial in found.trials:  # also of what it did before it was killed
+        assert trial.last is not None
+        assert trial.last.samples == 60 * trial.point["global_batch"]
     wait_for("nothing reserved", nothing_reserved, seconds=GONE_S)
 
 
@@ -280,6 +284,37 @@ def test_runs_that_share_seats_make_room_for_each_other(tmp_path: Path) -> None:
         seats.close()
     assert [exact_steps(tmp_path / name) for name in "ab"] == [200, 200]
     wait_for("nothing reserved", nothing_reserved, seconds=GONE_S)
+
+
+class Fresh:
+    """Seats whose processes are not to be used again."""
+
+    def __init__(self, seats: SeatsHandle) -> None:
+        self.seats = seats
+
+    def lease(self, run: str, fewest: int, most: int, *, fresh: bool) -> Any:
+        assert not fresh  # the job neither compiles nor uses a GPU
+        return self.seats.lease(run, fewest, most, fresh=True)
+
+
+def test_a_process_is_used_again_but_where_it_may_not_be(tmp_path: Path) -> None:
+    seats = SeatsHandle.start(RoleResources())
+    job = asked("Steady", 1, steps=5)
+    try:
+        for name, given in (("a", seats), ("b", Fresh(seats)), ("c", seats)):
+            raycloud.train(job, run_dir=tmp_path / name, seats=given)
+    finally:
+        seats.close()
+    first, second, third = pids([tmp_path / name for name in "abc"])
+    assert first == second != third
+    wait_for("nothing reserved", nothing_reserved, seconds=GONE_S)
+
+
+def test_money_that_nobody_counts_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="no node says what it costs"):
+        sweep(tiny(10), space=SPACE, minimize=("money",), directory=tmp_path / "swept")
+    with pytest.raises(RunDirectoryError, match="no sweep to go on with"):
+        sweep(tiny(10), space=SPACE, resume=True, directory=tmp_path / "none")
 
 
 def test_a_handle_changes_the_workers_of_a_run_and_stops_it(tmp_path: Path) -> None:
