@@ -55,6 +55,7 @@ _QUIET = {
     "RAY_AIR_NEW_OUTPUT": "0",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
 }
+_MANY = 10**9  # steps of a job whose length is a number of epochs
 _TRIES = 3  # of a trial whose machines fail
 _SMALL = 1e-3  # of the resource that every node has by its name: it only says where
 
@@ -204,17 +205,20 @@ def _quiet(logger: logging.Logger) -> Iterator[None]:
 
 
 def _scheduler(context: SweepContext) -> Any:
+    """Trials are compared at equal samples: after as many steps a larger batch has seen more."""
     asked, job = context.sweep, context.job
-    grace = asked.grace_steps or job.evaluate.every_steps or 1
+    grace = job.global_batch * (asked.grace_steps or job.evaluate.every_steps or 1)
     if asked.scheduler == "asha":
+        varied = asked.space.get("global_batch")
+        largest = max([job.global_batch, *(varied.samples() if varied else ())])
         return tune.schedulers.ASHAScheduler(
-            time_attr="step",
-            max_t=job.steps or 10**9,
+            time_attr="samples",
+            max_t=(job.steps or _MANY) * largest + 1,
             grace_period=grace,
             reduction_factor=asked.reduction,
         )
     if asked.scheduler == "median":
-        return tune.schedulers.MedianStoppingRule(time_attr="step", grace_period=grace)
+        return tune.schedulers.MedianStoppingRule(time_attr="samples", grace_period=grace)
     return tune.schedulers.FIFOScheduler()
 
 

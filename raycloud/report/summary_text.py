@@ -191,7 +191,7 @@ def _exchanged(summary: Summary) -> str:
     if not summary.bytes_dense:
         return ""
     text = f"{byte_count(summary.bytes_sent)} sent"
-    if summary.bytes_sent != summary.bytes_dense:
+    if abs(summary.bytes_sent - summary.bytes_dense) > _LEAST * summary.bytes_dense:
         part = percent(summary.bytes_sent / summary.bytes_dense)
         text += f", {part} of the {byte_count(summary.bytes_dense)} of a dense exchange"
         if summary.bytes_sent:
@@ -206,7 +206,8 @@ def _batch(summary: Summary) -> str:
     """At which batch more samples a step begin to help little."""
     if summary.noise_scale is None:
         return ""
-    return f"noise scale {figure(summary.noise_scale)} samples: above that, larger ones help little"
+    scale = figure(summary.noise_scale)
+    return f"gradient noise scale {scale} samples: batches far above it save few steps"
 
 
 def _data(summary: Summary) -> str:

@@ -118,11 +118,13 @@ class Sweep(Section):
     `raycloud[sweep]`."""
     scheduler: Literal["asha", "median", "none"] = "none"
     """Which trials end early. asha: at each rung, `reduction` times as far as the one before, only
-    the best go on. median: a trial worse than the median of all at that step ends."""
+    the best go on. median: a trial worse than the median of all ends. Trials are compared after as
+    many samples, not steps."""
     reduction: int = Field(default=4, ge=2)
     """Of `asha`: one in so many goes on."""
     grace_steps: int | None = Field(default=None, ge=1)
-    """Steps before a trial may be ended early. null: as many as between two measurements."""
+    """Steps, of the job's `global_batch`, before a trial may be ended early. null: as many as
+    between two measurements."""
     rate_scaling: Literal["none", "linear", "sqrt"] = "sqrt"
     """The job's `rate_scaling` in trials of another `global_batch` than the job's, where the job
     names no `base_batch` itself."""
