@@ -24,7 +24,7 @@ from raycloud.errors import JobError, MachineError, RunDirectoryError, SpecError
 from raycloud.on_ray.attach import attached, environment, inventory
 from raycloud.on_ray.run import with_secrets
 from raycloud.on_ray.seats import SeatsHandle
-from raycloud.on_ray.trials import OwnTrial, SweepContext, TrialRun, place_of
+from raycloud.on_ray.trials import BROKEN, OwnTrial, SweepContext, TrialRun, place_of
 from raycloud.planner.inventory import PRICE_LABEL, price_per_hour, require
 from raycloud.report.sweep import page
 from raycloud.spec import Environment, choose
@@ -148,7 +148,13 @@ def _place(directory: str | Path | None, job: Job, *, resume: bool) -> Path:
         hint = "leave resume out to start one"
         raise RunDirectoryError(f"{place} has no sweep to go on with", hint=hint)
     (place / STOP).unlink(missing_ok=True)
-    return place if resume else choose(directory, job.name, resume=False).path
+    if resume:
+        return place
+    try:
+        return choose(directory, job.name, resume=False).path
+    except RunDirectoryError as error:
+        hint = "name another directory, empty or not there yet"
+        raise RunDirectoryError(error.message, hint=hint) from error
 
 
 def _check_prices(asked: Sweep, nodes: Inventory) -> None:
@@ -189,8 +195,14 @@ def _tuned(context: SweepContext, searcher: TrialSearcher, parallel: int) -> Non
             callbacks=[ResultCallback(searcher)],
         ),
     )
-    with _quiet(logging.getLogger("ray.tune")):  # what goes wrong in trials, the log has
-        tuner.fit()
+    try:
+        with _quiet(logging.getLogger("ray.tune")):  # what goes wrong in trials, the log has
+            tuner.fit()
+    except (OSError, EOFError) as error:
+        raise MachineError(
+            f"the files in {context.directory} cannot be written or read: {error}",
+            hint="look at the free space there; then `raycloud sweep resume` goes on",
+        ) from error
 
 
 @contextlib.contextmanager
@@ -347,10 +359,11 @@ class TrialSearcher(Searcher):
         number, key = self._begun.pop(trial_id)
         self._give_back(number)
         self._tries[number] = self._tries.get(number, 0) + 1
-        if error and self._tries[number] < _TRIES:  # machines have failed: it goes on, elsewhere
+        status = BROKEN if error else str((result or {}).get("status", BROKEN))
+        if status == BROKEN and self._tries[number] < _TRIES:  # it goes on, elsewhere
             self._left.append((number, key))
             return
-        status = "failed" if error else str((result or {}).get("status", "failed"))
+        status = "failed" if status == BROKEN else status
         trial = self.results.add(number, status="stopped" if status == "running" else status)
         values = self._values(trial)
         if key is not None:
@@ -362,9 +375,9 @@ class TrialSearcher(Searcher):
             self._context.seats.expect(self._parallel if more else len(self._begun))
         self._tell(trial)
 
-    def failed(self, number: int, why: str) -> None:
-        """A try of a trial has ended by an error."""
-        self.results.add(number, why=why)
+    def died(self, number: int) -> None:
+        """The process that drove a trial has ended."""
+        self.results.add(number, why="the process that drove it has ended")
 
     def measured(self, number: int, result: Mapping[str, Any]) -> None:
         """A trial has come so far."""
@@ -410,10 +423,8 @@ class ResultCallback(tune.Callback):
         self._searcher.measured(words["trial"].config["number"], words["result"])
 
     def on_trial_error(self, *_: Any, **words: Any) -> None:
-        """A trial's actor has failed, or what it raised: the last line says what."""
-        trial = words["trial"]
-        said = str(trial.get_error() or "").strip()
-        self._searcher.failed(trial.config["number"], said.splitlines()[-1] if said else "")
+        """A trial's actor has died."""
+        self._searcher.died(words["trial"].config["number"])
 
 
 class BudgetStopper(tune.Stopper):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import shutil
 import threading
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from raycloud.spec import Job
     from raycloud.spec.sweep import Point, Sweep
 
+BROKEN = "broken"  # by machines: it is to be tried again
 _ENDS_S = 5.0
 
 
@@ -68,7 +70,10 @@ class TrialDriver:
     def __post_init__(self) -> None:
         """Begin."""
         self._clock, self._began_s = SystemClock(), 0.0
-        log = RunDirectory(self.place).events_jsonl
+        run = RunDirectory(self.place)
+        log = run.events_jsonl
+        if not run.job_yaml.exists():  # a try that broke before it began may have left something
+            shutil.rmtree(self.place, ignore_errors=True)
         self._tally = state_of(log).tally if log.exists() else Tally()
         self._job = job = trial_job(self.context.job, self.context.sweep, self.point)
         if path := job.checkpoint.path:  # a place of its own, or they would be each other's
@@ -94,14 +99,14 @@ class TrialDriver:
             )
             ended = {"status": run.status}
         except LeaseEndedError:
-            gone = MachineError("who keeps the seats has taken them back")
-            ended = {"status": "stopped"} if self._ending else {"raises": gone}
-        except MachineError as error:
-            ended = {"raises": error}
+            gone = {"status": BROKEN, "why": "its seats were taken back"}
+            ended = {"status": "stopped"} if self._ending else gone
+        except (MachineError, OSError) as error:
+            ended = {"status": BROKEN, "why": str(getattr(error, "message", error))}
         except RaycloudError as error:
             ended = {"status": "failed", "why": error.message}
         except BaseException as error:  # noqa: BLE001 - the last line before the thread's end
-            ended = {"raises": error}
+            ended = {"status": "failed", "why": f"{type(error).__name__}: {error}"}
         self.words.put(ended)
 
     def _see(self, event: Observed) -> None:
@@ -127,8 +132,7 @@ class TrialDriver:
     def next(self) -> dict[str, Any]:
         """The next measurement, or how it ended, as a result of Tune's.
 
-        Raises:
-            Exception: Machines failed: it may be tried again.
+        It raises nothing: what is raised Tune writes to files, and unpickles them in the end.
         """
         word = self.words.get()
         if isinstance(word, Measured):
@@ -137,8 +141,6 @@ class TrialDriver:
             if not reached and word.step == self._job.steps:
                 return self.next()  # it is over in a moment, and how is what counts
             return {**asdict(word), "status": "reached" if reached else "running", "done": reached}
-        if (error := word.get("raises")) is not None:
-            raise error
         last = {} if self.last is None else asdict(self.last)
         if self.last is None and word["status"] == "finished":
             what = f"Task.metrics gives no {self.context.sweep.measure!r} of held-out samples"
