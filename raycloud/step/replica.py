@@ -33,6 +33,7 @@ from raycloud.step.contract import (
 )
 from raycloud.step.device import processor
 from raycloud.step.forward import Forward, Fusing
+from raycloud.step.hyperparameters import Hyperparameters
 from raycloud.step.mutation import extra_states, has_modes
 from raycloud.step.residual import ResidualPart
 from raycloud.step.rounds import Rounds
@@ -126,9 +127,7 @@ class Replica:
         self.following: CatchingUp | None = None
         self.rounds, self.trains = self._trained_by(job)
         self.residual = ResidualPart.of(self.gradients, self._seat)
-        more = filter(None, [self.residual, self.rounds])
-        own = (self.statistics, self.trains, self.history, *more)
-        self.state = ReplicaState((*own, *(make(self) for make in PARTS)))
+        self.state = ReplicaState((*self._own_parts(), *(make(self) for make in PARTS)))
         self.statistics.notice = self._tell
         self._transport: Transport | None = None
         self.broken: TransportError | None = None
@@ -138,6 +137,11 @@ class Replica:
         self.own_extra = self.told = self.local = False
         self.backing: Backing | None = None
         self.settle: Callable[[], None] = lambda: None
+
+    def _own_parts(self) -> Iterable[Stateful]:
+        given = Hyperparameters(self.optimizer, self.scheduler)
+        more = filter(None, [self.residual, self.rounds])
+        return self.statistics, self.trains, given, self.history, *more
 
     def _trained_by(self, job: Job) -> tuple[Rounds | None, ModelState]:
         """The part that is model, optimizer and schedule, and what moves them if it does not."""
