@@ -42,6 +42,7 @@ def train(  # noqa: PLR0913 - each is one thing a caller may want to say
     stop: StopSwitch | None = None,
     started_s: float | None = None,
     seats: Seats | None = None,
+    only_steps: int | None = None,
 ) -> Run:
     """Train `job` to its end.
 
@@ -57,6 +58,7 @@ def train(  # noqa: PLR0913 - each is one thing a caller may want to say
         stop: Asks the run to checkpoint and end; a `RunHandle` may also ask for other workers.
         started_s: `SystemClock().monotonic_s()` when the caller's command began; None: now.
         seats: Where workers get their places, e.g. those of a sweep; None: they are reserved.
+        only_steps: End after this many, whatever the job's length; a later start may go on.
 
     Raises:
         JobError: What was asked cannot be done.
@@ -93,6 +95,7 @@ def train(  # noqa: PLR0913 - each is one thing a caller may want to say
                     observer=see,
                     stop=stop,
                     seats=seats,
+                    only_steps=only_steps,
                 )
             )
     except NothingSavedError:
@@ -111,6 +114,7 @@ def train(  # noqa: PLR0913 - each is one thing a caller may want to say
         stop=stop,
         started_s=began_s,
         seats=seats,
+        only_steps=only_steps,
     )
 
 

@@ -24,13 +24,22 @@ from raycloud.errors import JobError, MachineError, RunDirectoryError, SpecError
 from raycloud.on_ray.attach import attached, environment, inventory
 from raycloud.on_ray.run import with_secrets
 from raycloud.on_ray.seats import SeatsHandle
-from raycloud.on_ray.trials import BROKEN, OwnTrial, SweepContext, TrialRun, place_of
+from raycloud.on_ray.trials import (
+    BROKEN,
+    PAUSED,
+    OwnTrial,
+    SweepContext,
+    TrialRun,
+    copy_run,
+    place_of,
+)
 from raycloud.planner.inventory import PRICE_LABEL, price_per_hour, require
 from raycloud.report.sweep import page
 from raycloud.spec import Environment, choose
 from raycloud.spec.load import dump_minimal
 from raycloud.spec.rundir import replace_text
 from raycloud.spec.sweep import Parameter, Sweep, check, dump_sweep, trial_job
+from raycloud.tuning.population import Population
 from raycloud.tuning.results import (
     JOB,
     LOG,
@@ -47,6 +56,7 @@ if TYPE_CHECKING:
     from raycloud.planner.inventory import Inventory
     from raycloud.spec import Job
     from raycloud.spec.sweep import Point
+    from raycloud.tuning.results import Fork
 
 _QUIET = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
@@ -122,9 +132,8 @@ def sweep(
         try:
             seats.expect(parallel)
             context = SweepContext(job=filled, sweep=asked, seats=seats, directory=place.resolve())
-            searcher = TrialSearcher(
-                context, looks, results, parallel, listener or (lambda *_: None)
-            )
+            kind = PopulationSearcher if asked.searcher == "pbt" else TrialSearcher
+            searcher = kind(context, looks, results, parallel, listener or (lambda *_: None))
             _tuned(context, searcher, parallel)
         finally:
             seats.close()
@@ -318,22 +327,38 @@ class TrialSearcher(Searcher):
     def suggest(self, trial_id: str) -> Any:
         """What Tune tries next."""
         if self._left:
-            number, key = self._left.pop(0)
-            self._begun[trial_id] = number, key
-            trial = self.results.trials[number]
-            before_s = trial.last.seconds if trial.last else 0.0
-            return {"number": number, "point": dict(trial.point), "before_s": before_s}
+            return self._begin(trial_id, *self._left.pop(0))
+        if (new := self._new()) is not None:
+            return self._begin(trial_id, *new)
+        return None if self._begun else str(Searcher.FINISHED)  # who runs may be tried again
+
+    def _new(self) -> tuple[int, Any] | None:
+        """A trial of a point that is looked at now, and the point's key; None: there are no more.
+
+        A point that the job refuses is a trial that has failed.
+        """
         while self._next < self._context.sweep.trials and (asked := self._looks.ask()) is not None:
             key, point = asked
             number, self._next = self._next, self._next + 1
             self._tell(self.results.add(number, point=point, status="running"))
             if (why := self._refused(point)) is None:
-                self._begun[trial_id] = number, key
-                return {"number": number, "point": point, "before_s": 0.0}
+                return number, key
             self._looks.tell(key, None)
             self._tell(self.results.add(number, status="failed", why=why))
         self._exhausted = True
-        return None if self._begun else str(Searcher.FINISHED)  # who runs may be tried again
+        return None
+
+    def _begin(self, trial_id: str, number: int, key: Any) -> dict[str, Any]:
+        """What Tune hands to the process that drives a trial."""
+        self._begun[trial_id] = number, key
+        trial = self.results.trials[number]
+        before_s = trial.last.seconds if trial.last else 0.0
+        point = dict(trial.point)
+        return {"number": number, "point": point, "before_s": before_s, "until": self._until()}
+
+    def _until(self) -> int | None:
+        """The step at which a trial that begins now pauses; None: it does not."""
+        return None
 
     def _refused(self, point: Point) -> str | None:
         """Why the job does not take a point; None: it does."""
@@ -360,6 +385,9 @@ class TrialSearcher(Searcher):
         self._give_back(number)
         self._tries[number] = self._tries.get(number, 0) + 1
         status = BROKEN if error else str((result or {}).get("status", BROKEN))
+        if status == PAUSED:
+            self._tries[number] = 0
+            return
         if status == BROKEN and self._tries[number] < _TRIES:  # it goes on, elsewhere
             self._left.append((number, key))
             return
@@ -406,6 +434,54 @@ class TrialSearcher(Searcher):
 
     def restore(self, checkpoint_path: str) -> None:
         """See `save`."""
+
+
+class PopulationSearcher(TrialSearcher):
+    """Where population-based training stands: trials pause where a generation ends.
+
+    A trial that begins as another has its run directory: log, ledger and newest checkpoint.
+    """
+
+    def __init__(self, context: SweepContext, *given: Any) -> None:
+        super().__init__(context, *given)
+        asked, job = context.sweep, context.job
+        self._population = Population(
+            asked,
+            job.steps or 1,
+            asked.generation_steps or job.evaluate.every_steps or 1,
+            self.results,
+            lambda point: self._refused(point) is not None,
+        )
+        self._left.clear()  # the population knows where each of them stands
+
+    def _until(self) -> int | None:
+        return self._population.until
+
+    def suggest(self, trial_id: str) -> Any:
+        """See `TrialSearcher.suggest`."""
+        founders = sum(trial.fork is None for trial in self.results.trials.values())
+        if founders < self._context.sweep.trials and (new := self._new()) is not None:
+            return self._begin(trial_id, *new)
+        self._left.clear()  # what broke is tried again in its turn
+        busy = {number for number, _ in self._begun.values()}
+        if not busy:
+            for fork, point in self._population.forks():
+                self._fork(fork, point)
+        if (trial := self._population.next(busy)) is not None:
+            return self._begin(trial_id, trial.number, None)
+        return None if busy else str(Searcher.FINISHED)
+
+    def _fork(self, fork: Fork, point: Point) -> None:
+        """Begin a trial as another, in the place of a third."""
+        number, trials = max(self.results.trials) + 1, self.results.trials
+        copy_run(self._context, fork.parent, number)
+        donor = trials[fork.parent].last
+        self._tell(
+            self.results.add(number, point=point, status="running", fork=fork, measured=donor)
+        )
+        if trials[fork.replaces].status != "failed":
+            why = f"trial {fork.parent} was better, and has begun again as trial {number}"
+            self._tell(self.results.add(fork.replaces, status="stopped", why=why))
 
 
 class ResultCallback(tune.Callback):

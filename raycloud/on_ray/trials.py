@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ray import tune
 
+from raycloud.checkpoint import open_store, steps
+from raycloud.checkpoint.naming import directory, published_step
 from raycloud.clock import SystemClock
 from raycloud.errors import MachineError, RaycloudError
 from raycloud.events import Evaluated, GenerationFormed, Printed
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from raycloud.spec.sweep import Point, Sweep
 
 BROKEN = "broken"  # by machines: it is to be tried again
+PAUSED = "paused"  # where it was to, and is not over
 _ENDS_S = 5.0
 
 
@@ -49,6 +52,35 @@ def place_of(context: SweepContext, number: int) -> Path:
     return context.directory / "trials" / f"{number:04}"
 
 
+def checkpoints_of(context: SweepContext, place: Path) -> str:
+    """Where the trial of a run directory keeps its checkpoints."""
+    path = context.job.checkpoint.path
+    return f"{path.rstrip('/')}/{place.name}" if path else str(RunDirectory(place).checkpoints)
+
+
+def copy_run(context: SweepContext, one: int, other: int) -> None:
+    """Make the run of a trial that of another: its job, log, ledger and newest checkpoint.
+
+    Nobody writes to the first meanwhile. What a kill has left of the second is made anew.
+
+    Raises:
+        CheckpointError: The store does not let them be copied.
+        OSError: Nor does the disk.
+    """
+    there, here = RunDirectory(place_of(context, one)), RunDirectory(place_of(context, other))
+    shutil.rmtree(here.path, ignore_errors=True)
+    source = open_store(checkpoints_of(context, there.path))
+    target = open_store(checkpoints_of(context, here.path))
+    names = source.names(directory(max(steps(source))))
+    for name in sorted(names, key=lambda name: published_step(name) is not None):
+        target.write(name, source.stream(name))  # its manifest last
+    here.path.mkdir(parents=True, exist_ok=True)
+    if there.ledger.exists():
+        shutil.copytree(there.ledger, here.ledger)
+    shutil.copyfile(there.events_jsonl, here.events_jsonl)
+    shutil.copyfile(there.job_yaml, here.job_yaml)
+
+
 @dataclass
 class TrialDriver:
     """One run of a trial, in a thread of its own.
@@ -56,6 +88,7 @@ class TrialDriver:
     Attributes:
         place: Its run directory.
         before_s: Seconds that it had computed before.
+        until: The step at which it pauses; None: it does not.
         words: Its measurements, and last how it ended.
         last: The newest measurement.
     """
@@ -64,6 +97,7 @@ class TrialDriver:
     place: Path
     point: Point
     before_s: float = 0.0
+    until: int | None = None
     words: queue.SimpleQueue[Measured | dict[str, Any]] = field(default_factory=queue.SimpleQueue)
     last: Measured | None = None
 
@@ -76,8 +110,8 @@ class TrialDriver:
             shutil.rmtree(self.place, ignore_errors=True)
         self._tally = state_of(log).tally if log.exists() else Tally()
         self._job = job = trial_job(self.context.job, self.context.sweep, self.point)
-        if path := job.checkpoint.path:  # a place of its own, or they would be each other's
-            own = f"{path.rstrip('/')}/{self.place.name}"
+        if job.checkpoint.path:  # a place of its own, or they would be each other's
+            own = checkpoints_of(self.context, self.place)
             self._job = with_values(job, {"checkpoint.path": own})
         self._ending = False
         self.reason: str | None = None  # it is the run's `StopSwitch`
@@ -96,8 +130,10 @@ class TrialDriver:
                 observer=self._see,
                 stop=self,
                 seats=self.context.seats,
+                only_steps=self.until,
             )
-            ended = {"status": run.status}
+            paused = run.status == "finished" and self._pauses
+            ended = {"status": PAUSED if paused else run.status}
         except LeaseEndedError:
             gone = {"status": BROKEN, "why": "its seats were taken back"}
             ended = {"status": "stopped"} if self._ending else gone
@@ -108,6 +144,10 @@ class TrialDriver:
         except BaseException as error:  # noqa: BLE001 - the last line before the thread's end
             ended = {"status": "failed", "why": f"{type(error).__name__}: {error}"}
         self.words.put(ended)
+
+    @property
+    def _pauses(self) -> bool:
+        return self.until is not None and self.until != self._job.steps
 
     def _see(self, event: Observed) -> None:
         if isinstance(event, Printed):
@@ -138,7 +178,7 @@ class TrialDriver:
         if isinstance(word, Measured):
             self.last = word
             reached = self._reached(word)
-            if not reached and word.step == self._job.steps:
+            if not reached and word.step in {self._job.steps, self.until}:
                 return self.next()  # it is over in a moment, and how is what counts
             return {**asdict(word), "status": "reached" if reached else "running", "done": reached}
         last = {} if self.last is None else asdict(self.last)
@@ -177,12 +217,13 @@ class TrialRun(tune.Trainable):
     def step(self) -> dict[str, Any]:
         """Wait for its next measurement, or its end."""
         if self._driver is None:
-            self._driver = TrialDriver(self._context, *self._run_of(self._asked))
+            self._driver = self._driver_of(self._asked)
         return self._driver.next()
 
-    def _run_of(self, config: dict[str, Any]) -> tuple[Path, Point, float]:
-        """The run directory, the values, and the seconds that it has computed before."""
-        return place_of(self._context, config["number"]), config["point"], config["before_s"]
+    def _driver_of(self, config: dict[str, Any]) -> TrialDriver:
+        """What drives the run of a configuration."""
+        given = {name: config[name] for name in ("point", "before_s", "until")}
+        return TrialDriver(self._context, place_of(self._context, config["number"]), **given)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Be another trial."""
@@ -211,5 +252,5 @@ class OwnTrial(TrialRun):
         found = super().step()
         return {**found, self._context.sweep.measure: found["measure"]}
 
-    def _run_of(self, config: dict[str, Any]) -> tuple[Path, Point, float]:
-        return self._context.directory / self.trial_id, config, 0.0
+    def _driver_of(self, config: dict[str, Any]) -> TrialDriver:
+        return TrialDriver(self._context, self._context.directory / self.trial_id, config)

@@ -44,7 +44,7 @@ _REQUEST_FORMAT = 1
 _LARGEST_REQUEST_BYTES = 10_000
 
 # The canonical order of samples, or what a sample is, follows from these.
-_KEPT = (
+KEPT = (
     "seed",
     "task",
     "drop_last",
@@ -151,7 +151,7 @@ def check_resume(old: Job, new: Job) -> None:
             f"write {field} {plain_word(before[field])}, or start a new run: without --resume, in "
             "another --run-dir",
         )
-        for field in _KEPT
+        for field in KEPT
         if before[field] != after[field]
     ]
     if was != shall_be:
@@ -171,8 +171,8 @@ def replace_text(path: Path, text: str) -> None:
 
 def _order_of(job: Job) -> dict[str, Any]:
     values = job.resolved().model_dump()
-    found: dict[str, Any] = dict.fromkeys(_KEPT, values)
-    for field in _KEPT:
+    found: dict[str, Any] = dict.fromkeys(KEPT, values)
+    for field in KEPT:
         for name in field.split("."):
             found[field] = found[field][name]
     task, path = str(found["task"]), place_of(found["data.path"])

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from raycloud.errors import SpecError
 from raycloud.spec.load import dump_job, load_job, read_section, with_values
 from raycloud.spec.mistakes import combined, mistake
+from raycloud.spec.rundir import KEPT
 from raycloud.spec.sections import Auto, Section, wrong
 from raycloud.spec.yaml_text import write
 
@@ -23,6 +24,8 @@ Scalar = bool | int | float | str | None
 Point = dict[str, Any]  # a value for each field that is varied in it
 
 SECTION = "sweep"
+_FEWEST = 2  # trials of a population
+_BESIDE = 0.2  # how far beside a value the next one lies, as a part of it
 
 
 class Parameter(Section):
@@ -82,6 +85,26 @@ class Parameter(Section):
         value = math.exp(math.log(low) + part * (math.log(high) - math.log(low)))
         return round(value) if self.whole else float(f"{value:.6g}")
 
+    def near(self, value: Any, *, up: bool) -> Any:
+        """A value beside this one: the next of a choice; of a range, a fifth more or less.
+
+        At an end it is the end's.
+
+        >>> Parameter(choice=[8, 16, 32]).near(16, up=True)
+        32
+        >>> Parameter(log=[0.01, 1.0]).near(0.9, up=True), Parameter(range=[1, 9]).near(2, up=False)
+        (1.0, 1)
+        """
+        if self.choice is not None:
+            at = self.choice.index(value) + (1 if up else -1)
+            return self.choice[min(max(at, 0), len(self.choice) - 1)]
+        low, high = self.bounds
+        other = value * (1 + _BESIDE if up else 1 - _BESIDE)
+        if self.whole:
+            other = max(round(other), value + 1) if up else min(round(other), value - 1)
+        other = min(max(other, low), high)
+        return other if self.whole else float(f"{other:.6g}")
+
     def samples(self) -> tuple[Any, ...]:
         """Values at which to see whether the job takes them: all of a choice, a range's ends."""
         return tuple(self.choice) if self.choice is not None else (self.at(0.0), self.at(1.0))
@@ -112,10 +135,12 @@ class Sweep(Section):
     """What is sought: the best `measure` at a trial's end, or the least seconds, samples, bytes
     sent or money, to the target where there is one. Several have no one best trial but a front of
     those that no other trial beats in all."""
-    searcher: Literal["random", "grid", "tpe", "nsga2"] = "random"
+    searcher: Literal["random", "grid", "tpe", "nsga2", "pbt"] = "random"
     """How points are found. random: drawn evenly. grid: all, in turn. tpe: a tree of Parzen
-    estimators. nsga2: a genetic algorithm, for several objectives. The last two need the extra
-    `raycloud[sweep]`."""
+    estimators. nsga2: a genetic algorithm, for several objectives. These two need the extra
+    `raycloud[sweep]`. pbt: population-based training, in which values change while a model trains:
+    after each generation the worst quarter of the trials end, and others begin from where the best
+    stand, with their values a little changed."""
     scheduler: Literal["asha", "median", "none"] = "none"
     """Which trials end early. asha: at each rung, `reduction` times as far as the one before, only
     the best go on. median: a trial worse than the median of all ends. Trials are compared after as
@@ -125,11 +150,13 @@ class Sweep(Section):
     grace_steps: int | None = Field(default=None, ge=1)
     """Steps, of the job's `global_batch`, before a trial may be ended early. null: as many as
     between two measurements."""
+    generation_steps: int | None = Field(default=None, ge=1)
+    """Of `pbt`: steps of a generation. null: as many as between two measurements."""
     rate_scaling: Literal["none", "linear", "sqrt"] = "sqrt"
     """The job's `rate_scaling` in trials of another `global_batch` than the job's, where the job
     names no `base_batch` itself."""
     trials: int = Field(default=16, ge=1)
-    """Most trials."""
+    """Most trials. Of `pbt`: so many at a time."""
     parallel: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Trials at once. auto: as many as the machines hold with their fewest workers each."""
     seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
@@ -153,6 +180,11 @@ class Sweep(Section):
             raise wrong(problem, "write `scheduler: none`, or one objective")
         if self.searcher == "nsga2" and not several:
             raise wrong("searcher nsga2 is for several objectives", "write `searcher: tpe`")
+        if self.searcher == "pbt":
+            self._check_population()
+        elif self.generation_steps is not None:
+            problem = f"generation_steps is of searcher pbt, not of {self.searcher}"
+            raise wrong(problem, "leave it out")
         for path, parameter in self.space.items():
             for other, values in parameter.when.items():
                 self._check_condition(path, other, values)
@@ -170,10 +202,22 @@ class Sweep(Section):
             problem = f"{path} is varied for {other} = {impossible[0]!r}, which it never is"
             raise wrong(problem, f"write one of the values of {other}")
 
+    def _check_population(self) -> None:
+        """Whether there is a best in each generation, and someone to end."""
+        if self.minimize != ("measure",) or self.target is not None:
+            problem = "searcher pbt seeks the best measure at the last step"
+            raise wrong(problem, "leave `minimize` and `target` out, or write another searcher")
+        if self.scheduler != "none":
+            problem = f"scheduler {self.scheduler} does not go together with searcher pbt"
+            raise wrong(problem, "write `scheduler: none`: pbt itself ends trials")
+        if self.trials < _FEWEST:
+            problem = f"searcher pbt has nobody to learn from among {self.trials} trials"
+            raise wrong(problem, f"write `trials: {_FEWEST}` or more")
+
     @property
     def ends_early(self) -> bool:
         """Whether trials may end before their last step."""
-        return self.scheduler != "none" or self.target is not None
+        return self.scheduler != "none" or self.target is not None or self.searcher == "pbt"
 
 
 class File(Section):
@@ -218,8 +262,11 @@ def check(job: Job, sweep: Sweep) -> None:
         if path.startswith(("resources.", "elastic.min_workers", "checkpoint.path", "name")):
             problem = "is the same for all trials, which share the machines"
             errors.append(mistake(f"sweep.space.{path}", path, problem, "leave it out"))
+    if sweep.searcher == "pbt":
+        errors.extend(_refused_while_training(job, sweep))
     if sweep.ends_early and job.evaluate.every_steps is None:
         what = f"scheduler {sweep.scheduler}" if sweep.scheduler != "none" else "a target"
+        what = "searcher pbt" if sweep.searcher == "pbt" else what
         problem = f"is not set, and {what} needs measurements on the way"
         errors.append(mistake("evaluate.every_steps", None, problem, "write a number of steps"))
     if errors:
@@ -236,6 +283,17 @@ def _refused(job: Job, sweep: Sweep) -> Iterator[SpecError]:
             except SpecError as error:
                 yield error
                 break
+
+
+def _refused_while_training(job: Job, sweep: Sweep) -> Iterator[SpecError]:
+    """The errors of what a model cannot change while it trains."""
+    for path in sweep.space:
+        if any(field == path or field.startswith(f"{path}.") for field in KEPT):
+            problem = "is what the order of samples follows: it cannot change while a model trains"
+            yield mistake(f"sweep.space.{path}", path, problem, "leave it out")
+    if job.steps is None:
+        problem = "is not set, and searcher pbt goes by steps"
+        yield mistake("steps", None, problem, "write a number of steps in place of `epochs`")
 
 
 def _allowing(space: Mapping[str, Parameter], path: str) -> Point:

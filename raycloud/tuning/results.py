@@ -19,6 +19,7 @@ FORMAT = 1
 LOG, JOB, STOP = "sweep.jsonl", "sweep.yaml", "stop"  # files of a sweep's directory
 
 Status = Literal["running", "finished", "reached", "stopped", "failed"]
+DONE = frozenset({"finished", "reached"})  # what came to something
 OVER = frozenset({"finished", "reached", "stopped", "failed"})
 
 
@@ -44,6 +45,21 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Fork:
+    """A trial that has begun as another, whose state it had.
+
+    Attributes:
+        parent: The other's number.
+        replaces: The trial that ended for it.
+        step: Steps done by then.
+    """
+
+    parent: int
+    replaces: int
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
     """One trial, as its last line says.
 
@@ -53,7 +69,8 @@ class Trial:
         status: running; finished: it made its last step; reached: it came to the target; stopped:
             it was ended early; failed.
         measured: Each measurement.
-        why: Of a failure.
+        why: Of a failure, or of an end.
+        fork: Where it began; None: by itself.
     """
 
     number: int
@@ -61,6 +78,7 @@ class Trial:
     status: Status = "running"
     measured: tuple[Measured, ...] = ()
     why: str = ""
+    fork: Fork | None = None
 
     @property
     def last(self) -> Measured | None:
@@ -117,12 +135,13 @@ class Results:
             status=record.get("status", before.status),
             measured=measured,
             why=record.get("why", before.why),
+            fork=Fork(**record["fork"]) if "fork" in record else before.fork,
         )
 
     def add(self, trial: int, **said: Any) -> Trial:
-        """Keep what is said of a trial: `point`, `status`, `measured` or `why`."""
-        if isinstance(found := said.get("measured"), Measured):
-            said["measured"] = asdict(found)
+        """Keep what is said of a trial: `point`, `status`, `measured`, `why` or `fork`."""
+        for name in said.keys() & {"measured", "fork"}:
+            said[name] = asdict(said[name])
         record = {"format": FORMAT, "trial": trial, **said}
         self._take(record)
         with self.path.open("a", encoding="utf-8") as file:

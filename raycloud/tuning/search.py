@@ -40,7 +40,7 @@ def search(sweep: Sweep) -> Search:
     """
     if sweep.searcher == "grid":
         return Grid(sweep.space)
-    if sweep.searcher == "random":
+    if sweep.searcher in {"random", "pbt"}:
         return Random(sweep.space, sweep.seed)
     return Optuna(sweep)
 

@@ -15,6 +15,7 @@ from ray import tune
 from ray.util import placement_group_table
 
 import raycloud
+from raycloud.checkpoint import latest, open_store
 from raycloud.errors import JobError, RunDirectoryError
 from raycloud.events import DataPrepared, GenerationFormed, MemberReady, RunFinished
 from raycloud.on_ray.seats import SeatsHandle
@@ -125,6 +126,28 @@ def test_trials_end_early_and_their_seats_are_another_s(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+def test_a_population_goes_on_as_its_best_with_other_rates(tmp_path: Path) -> None:
+    found = sweep(
+        tiny(30),
+        space={"settings.lr": {"log": [1e-5, 1e-2]}},
+        searcher="pbt",
+        trials=4,
+        directory=tmp_path / "swept",
+    )
+    forks = [trial for trial in found.trials if trial.fork]
+    assert [(trial.fork.step) for trial in forks if trial.fork] == [10, 20]
+    assert [t.status for t in found.trials].count("finished") == 4
+    over = [t for t in found.trials if t.status == "finished"]
+    assert [exact_steps(runs_of(found)[trial.number]) for trial in over] == [30] * 4
+    for trial in over:
+        newest = latest(open_store(found.directory / "trials" / f"{trial.number:04}/checkpoints"))
+        assert newest.manifest is not None
+        given = newest.manifest.values["parts"]["hyperparameters"]["groups"][0]["lr"]
+        assert given == trial.point["settings.lr"]
+    assert found.best[0].number in {trial.number for trial in over}
+    wait_for("nothing reserved", nothing_reserved, seconds=GONE_S)
+
+
 def test_a_sweep_to_a_target_ends_trials_there(tmp_path: Path) -> None:
     found = sweep(
         tiny(400),

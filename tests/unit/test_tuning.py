@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from raycloud.errors import RunDirectoryError
 from raycloud.report.sweep import importance, page
 from raycloud.spec.sweep import Sweep
 from raycloud.tuning.deal import Want, deal
+from raycloud.tuning.population import Population
 from raycloud.tuning.results import Measured, Results, Trial, front, objectives
 from raycloud.tuning.search import Grid, Random, search
 
@@ -210,3 +212,108 @@ def test_what_a_field_explains() -> None:
     assert importance(scored, "b") == 0.0
     assert importance(scored, "missing") is None
     assert importance(scored[:2], "a") is None
+
+
+POPULATION = {
+    "settings.learning_rate": {"log": [1e-4, 1e-1]},
+    "micro_batch": {"choice": [1, 2, 4]},
+}
+
+
+def population(results: Results, trials: int = 4, refuses: Any = lambda _: False) -> Population:
+    told: Any = {"space": POPULATION, "searcher": "pbt", "trials": trials, "seed": 3}
+    return Population(Sweep(**told), 30, 10, results, refuses)
+
+
+def stand(results: Results, number: int, step: int, measure: float) -> None:
+    at = Measured(step=step, measure=measure, seconds=1.0, samples=step, bytes=0)
+    results.add(number, measured=at, status="finished" if step == 30 else "running")
+
+
+def founded(path: Path, trials: int = 4) -> Results:
+    results = Results(path / "sweep.jsonl")
+    for number in range(trials):
+        point = {"settings.learning_rate": 1e-3, "micro_batch": 2}
+        results.add(number, point=point, status="running")
+    return results
+
+
+def test_a_generation_ends_before_the_next_begins(tmp_path: Path) -> None:
+    results = founded(tmp_path)
+    one = population(results)
+    assert [one.next(busy).number for busy in ((), (0,), (0, 1))] == [0, 1, 2]  # type: ignore[union-attr] # there are
+    assert one.until == 10
+    for number in range(3):
+        stand(results, number, 10, float(number))
+    assert one.next((3,)) is None
+    assert not list(one.forks())
+    stand(results, 3, 10, 3.0)
+    assert len(list(one.forks())) == 1
+    assert one.until == 20
+
+
+def test_the_worst_begins_again_as_the_best_and_it_is_the_same_after_a_kill(tmp_path: Path) -> None:
+    results = founded(tmp_path, 8)
+    for number in range(8):
+        stand(results, number, 10, float(-number))
+    one = population(results, 8)
+    whole = list(one.forks())
+    assert {fork.replaces for fork, _ in whole} == {0, 1}
+    assert {fork.parent for fork, _ in whole} <= {6, 7}
+    assert {fork.step for fork, _ in whole} == {10}
+    (first, point), left = whole[0], whole[1:]
+    donor = results.trials[first.parent].last
+    results.add(8, point=point, status="running", fork=first, measured=donor)
+    again = Results.open(results.path)
+    assert list(population(again, 8).forks()) == left
+    assert 8 in {trial.number for trial in population(again, 8).living}
+    assert first.replaces not in {trial.number for trial in population(again, 8).living}
+
+
+def test_what_fails_or_comes_to_no_number_is_replaced(tmp_path: Path) -> None:
+    results = founded(tmp_path)
+    for number, measure in enumerate((1.0, math.nan, 2.0)):
+        stand(results, number, 10, measure)
+    results.add(3, status="failed", why="out of memory")
+    forks = [fork for fork, _ in population(results).forks()]
+    assert {fork.replaces for fork in forks} == {1, 3}
+    assert {fork.parent for fork in forks} == {0}
+
+
+def test_a_population_that_has_failed_as_a_whole_is_over(tmp_path: Path) -> None:
+    results = founded(tmp_path, 2)
+    for number in range(2):
+        results.add(number, status="failed")
+    one = population(results, 2)
+    assert not list(one.forks())
+    assert one.next(()) is None
+
+
+def test_changed_values_stay_in_the_space_and_the_job_takes_them(tmp_path: Path) -> None:
+    results = founded(tmp_path, 8)
+    space = Sweep(space=POPULATION).space  # type: ignore[arg-type] # read as from a file
+    seen = set()
+    for generation in (10, 20):
+        for number in range(8):
+            if results.trials[number].status == "running":
+                stand(results, number, generation, float(number))
+        one = population(results, 8, lambda point: point["micro_batch"] == 4)
+        for fork, point in one.forks():
+            assert all(space[path].may_be(value) for path, value in point.items())
+            assert point["micro_batch"] != 4
+            seen.add(point["settings.learning_rate"])
+            new = max(results.trials) + 1
+            donor = results.trials[fork.parent].last
+            results.add(new, point=point, status="running", fork=fork, measured=donor)
+        for number in range(8, max(results.trials) + 1):
+            stand(results, number, generation, 0.5)
+    assert len(seen) >= 3
+    assert 1e-3 not in seen
+
+
+def test_the_last_generation_has_no_forks(tmp_path: Path) -> None:
+    results = founded(tmp_path, 4)
+    for number in range(4):
+        stand(results, number, 30, 1.0)
+    assert not list(population(results).forks())
+    assert population(results).next(()) is None
