@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,13 +18,16 @@ from raycloud.cli.shell import (
     command,
     complete_run,
     echo_json,
+    is_plain,
     say,
 )
 from raycloud.errors import RunDirectoryError
 from raycloud.report.figures import byte_count, printable_line, table
-from raycloud.tuning.results import JOB, LOG, STOP
+from raycloud.tuning.results import DONE, JOB, LOG, STOP
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from raycloud.spec.sweep import Sweep
     from raycloud.tuning.results import Results, Trial
 
@@ -121,7 +126,8 @@ def list_sweeps() -> None:
 def _carry_out(job: Any, sweep: Sweep, *, resume: bool, **given: Any) -> None:
     from raycloud.on_ray.sweep import sweep as carry_out
 
-    found = carry_out(job, sweep, resume=resume, listener=_shown(sweep), **given)
+    with _followed(sweep) as show:
+        found = carry_out(job, sweep, resume=resume, listener=show, **given)
     typer.echo(sweep_text([*found.trials], sweep))
     if found.best:
         say(f"the best: trial {found.best[0].number}, as a job in {found.directory / 'best.yaml'}")
@@ -129,32 +135,63 @@ def _carry_out(job: Any, sweep: Sweep, *, resume: bool, **given: Any) -> None:
         say(f"no trial came to anything; all are in {found.directory}")
 
 
-def _shown(sweep: Sweep) -> Any:
-    """Tells of each trial that begins or ends."""
+@contextlib.contextmanager
+def _followed(sweep: Sweep) -> Iterator[Callable[[Results, Trial], None]]:
+    """What tells of each trial that begins or ends; on a terminal, above a table of the others."""
+    if is_plain(sys.stderr, plain=False):
+        yield lambda results, trial: _say_once(results, trial, sweep)
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
 
-    def show(results: Results, trial: Trial) -> None:
-        if trial.status == "running" and trial.measured:
-            return
-        over = len(results.whole)
-        values = " ".join(f"{name}={value}" for name, value in trial.point.items())
-        last = "" if trial.last is None else f" {sweep.measure} {trial.last.measure:.{_DIGITS}g}"
-        why = f": {trial.why}" if trial.why else ""
-        say(f"[{over}/{sweep.trials}] trial {trial.number} {trial.status}{last}  {values}{why}")
+    console = Console(stderr=True)
 
-    return show
+    def draw(results: Results, trial: Trial) -> None:
+        if trial.status != "running":
+            console.print(Text(_line(results, trial, sweep)))
+        running = results.unfinished
+        best = [one for one in _ranked([*results.whole], sweep)[:1] if one.status in DONE]
+        live.update(Text("\n".join(_rows([*best, *running], sweep))), refresh=True)
+
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        yield draw
+
+
+def _say_once(results: Results, trial: Trial, sweep: Sweep) -> None:
+    if trial.status != "running" or not trial.measured:
+        say(_line(results, trial, sweep))
+
+
+def _line(results: Results, trial: Trial, sweep: Sweep) -> str:
+    over, last = len(results.whole), ""
+    values = " ".join(f"{name}={value}" for name, value in trial.point.items())
+    if trial.last is not None:
+        last = f" {sweep.measure} {trial.last.measure:.{_DIGITS}g}"
+    why = f": {trial.why}" if trial.why else ""
+    text = f"[{over}/{sweep.trials}] trial {trial.number} {trial.status}{last}  {values}{why}"
+    return printable_line(text)
 
 
 def sweep_text(trials: list[Trial], sweep: Sweep) -> str:
     """A table of the trials: those that came to something first, best first."""
+    return "\n".join(_rows(_ranked(trials, sweep), sweep))
+
+
+def _ranked(trials: list[Trial], sweep: Sweep) -> list[Trial]:
     from raycloud.tuning.results import objectives
 
     def key(trial: Trial) -> tuple[Any, ...]:
         found = objectives(trial, sweep.minimize, mode=sweep.mode, target=sweep.target)
         return (found is None, found or (), trial.number)
 
+    return sorted(trials, key=key)
+
+
+def _rows(trials: list[Trial], sweep: Sweep) -> list[str]:
     head = ("trial", "status", "step", sweep.measure, "seconds", "sent", *sweep.space)
     rows = [head]
-    for trial in sorted(trials, key=key):
+    for trial in trials:
         last = trial.last
         came = ("", "", "", "")
         if last is not None:
@@ -162,7 +199,7 @@ def sweep_text(trials: list[Trial], sweep: Sweep) -> str:
             came = (str(last.step), measure, f"{last.seconds:.1f}", byte_count(last.bytes))
         values = (printable_line(str(trial.point.get(path, ""))) for path in sweep.space)
         rows.append((str(trial.number), trial.status, *came, *values))
-    return "\n".join(table(rows, left=(False, True, *[False] * 4, *[True] * len(sweep.space))))
+    return [*table(rows, left=(False, True, *[False] * 4, *[True] * len(sweep.space)))]
 
 
 def _file(directory: Path, name: str) -> Path:
