@@ -453,6 +453,7 @@ class PopulationSearcher(TrialSearcher):
             lambda point: self._refused(point) is not None,
         )
         self._left.clear()  # the population knows where each of them stands
+        self._selected_at = 0  # where the newest selection was, as far as this start knows
 
     def _until(self) -> int | None:
         return self._population.until
@@ -464,9 +465,12 @@ class PopulationSearcher(TrialSearcher):
             return self._begin(trial_id, *new)
         self._left.clear()  # what broke is tried again in its turn
         busy = {number for number, _ in self._begun.values()}
-        if not busy:
+        if (at := self._population.at) != self._selected_at:
+            if busy:  # the last of a generation has measured, and is not over
+                return None
             for fork, point in self._population.forks():
                 self._fork(fork, point)
+            self._selected_at = at
         if (trial := self._population.next(busy)) is not None:
             return self._begin(trial_id, trial.number, None)
         return None if busy else str(Searcher.FINISHED)

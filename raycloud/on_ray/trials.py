@@ -75,10 +75,9 @@ def copy_run(context: SweepContext, one: int, other: int) -> None:
     for name in sorted(names, key=lambda name: published_step(name) is not None):
         target.write(name, source.stream(name))  # its manifest last
     here.path.mkdir(parents=True, exist_ok=True)
-    if there.ledger.exists():
-        shutil.copytree(there.ledger, here.ledger)
-    shutil.copyfile(there.events_jsonl, here.events_jsonl)
-    shutil.copyfile(there.job_yaml, here.job_yaml)
+    for name in ("data_json", "ledger", "events_jsonl", "job_yaml"):  # whose last makes it a run
+        with contextlib.suppress(FileNotFoundError):  # a task with samples of its own has no files
+            shutil.copyfile(getattr(there, name), getattr(here, name))
 
 
 @dataclass

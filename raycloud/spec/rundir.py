@@ -70,6 +70,7 @@ class RunDirectory:
         self.plan_json = path / "plan.json"
         self.events_jsonl = path / "events.jsonl"  # what happened, one event per line
         self.ledger = path / "ledger"  # which samples have been committed
+        self.data_json = path / "data.json"  # the files that its samples come from
         self.checkpoints = path / "checkpoints"  # unless `checkpoint.path` names another place
         self.tensorboard = path / "tensorboard"
         self.summary_json = path / "summary.json"  # the outcome

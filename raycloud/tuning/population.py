@@ -60,10 +60,15 @@ class Population:
         ]
 
     @property
+    def at(self) -> int:
+        """Where the newest generation has ended, that all have come through; 0: none has."""
+        least = min((_at(trial) for trial in self.living), default=0)
+        return least // self._generation * self._generation
+
+    @property
     def until(self) -> int:
         """Where the present generation ends: past the trial that is furthest behind."""
-        least = min((_at(trial) for trial in self.living), default=0)
-        return min((least // self._generation + 1) * self._generation, self._steps)
+        return min(self.at + self._generation, self._steps)
 
     def next(self, busy: Collection[int]) -> Trial | None:
         """The next to compute, until `until`; None: all of this generation do, or have."""
@@ -76,9 +81,8 @@ class Population:
 
         It is the same again, after some of them have been kept.
         """
-        living = self.living
-        at = min((_at(trial) for trial in living), default=0)
-        if not living or at % self._generation or not 0 < at < self._steps:
+        living, at = self.living, self.at
+        if not 0 < at < self._steps or any(_at(trial) > at for trial in living):
             return
         born = {t.number: t.fork for t in self._results.trials.values() if t.fork}
         new = {number for number, fork in born.items() if fork.step == at}

@@ -126,6 +126,7 @@ def test_trials_end_early_and_their_seats_are_another_s(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.full
 def test_a_population_goes_on_as_its_best_with_other_rates(tmp_path: Path) -> None:
     found = sweep(
         tiny(30),
