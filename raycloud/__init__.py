@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from raycloud.embedding import Embedding
     from raycloud.metrics import Accuracy, Auc, Mean, Metric
     from raycloud.on_ray.dry_run import plan
     from raycloud.on_ray.run import train
@@ -28,6 +29,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Accuracy",
     "Auc",
+    "Embedding",
     "Found",
     "Job",
     "Mean",
@@ -46,6 +48,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "raycloud.embedding": {"Embedding"},
     "raycloud.metrics": {"Accuracy", "Auc", "Mean", "Metric"},
     "raycloud.on_ray.dry_run": {"plan"},
     "raycloud.on_ray.run": {"train"},

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from raycloud.data.index import Prepared
@@ -37,5 +37,15 @@ class Provider(Protocol):
         """The samples to train on with the files of a `DataGrew` event: the first ids are the same.
 
         Version 0 is what `provide` gave.
+        """
+        ...
+
+    def servers(self) -> Sequence[Sequence[Any]]:
+        """The `net.stream.Place` of each server of each shard; None: it does not answer.
+
+        It waits where a shard has none.
+
+        Raises:
+            TransportError: None comes.
         """
         ...

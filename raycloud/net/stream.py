@@ -210,9 +210,15 @@ def _broken() -> Iterator[None]:
 
 
 def connect(
-    place: Place, rank: int, sockets: Sockets = SOCKETS, silent_s: float = SILENT_S
+    place: Place,
+    rank: int,
+    sockets: Sockets = SOCKETS,
+    silent_s: float = SILENT_S,
+    hung_s: float | None = None,
 ) -> Stream:
     """Open a connection to who listens at `place`, and say whose it is.
+
+    It ends where the other machine acknowledges nothing for `hung_s`; None: see `end_if_hung`.
 
     Raises:
         TransportError: It cannot be reached.
@@ -224,6 +230,10 @@ def connect(
         raise TransportError(f"a member cannot be reached at {where}: {error}") from error
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
     end_if_hung(connection)
+    if hung_s is not None:
+        with contextlib.suppress(OSError, AttributeError):  # it is no TCP, or no Linux
+            hung_ms = int(1000.0 * hung_s)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, hung_ms)
     stream = Stream(connection, sockets, silent_s)
     try:
         stream.give(greeting(place.key, rank))

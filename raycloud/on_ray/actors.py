@@ -127,7 +127,7 @@ class MemberActor:
         member = self._member
         if member is None or term != self._term:
             return
-        member.give_up_worker()
+        member.give_up_worker().close()
         with self._turn:
             self._term, self._number, self._member = term + 1, -1, None
             self._begun.clear()

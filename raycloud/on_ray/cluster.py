@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from raycloud.control.heartbeats import Heard
     from raycloud.on_ray.failover import Failover
     from raycloud.on_ray.pool import ActorPool
+    from raycloud.on_ray.servers import Servers
     from raycloud.on_ray.session import Session
     from raycloud.spec import Job
     from raycloud.worker.outbox import LogLines, OutboxEntry
@@ -89,6 +90,7 @@ class RayCluster:
         self._written = written
         self._watch = ClusterWatch(nodes, session)
         self._inputs = RunInputs(session, pool)
+        self._servers: Servers | None = None
         self._rendezvous = Rendezvous(ray.util.get_node_ip_address())
         self._fleet = Fleet(session.job.resources.worker, session.clock, pool)
         self.release, self.leave_out = self._fleet.release, self._fleet.leave_out
@@ -114,6 +116,10 @@ class RayCluster:
     def begin(self) -> None:
         """Start what members are going to ask, before they are there."""
         self._inputs.begin()
+        if (asked := self._session.job.servers).shards:
+            from raycloud.on_ray.servers import Servers  # few jobs have some
+
+            self._servers = Servers(asked, self._watch.inventory, self._session.checkpoints)
 
     def adopt(self, found: Failover) -> None:
         """Go on with members that are there, instead."""
@@ -124,7 +130,8 @@ class RayCluster:
     def spawn(self, command: Spawn) -> None:
         """See `Cluster.spawn`; collators are started beside the first members."""
         told = self._session.config(self._inputs.config_fields())
-        told = replace(told, role=command.role)
+        servers = () if self._servers is None else self._servers.names
+        told = replace(told, role=command.role, servers=servers)
         if command.joins:
             told = replace(told, joins=True, origin=self._origin, back=command.back)
             for member, vacancy in zip_longest(command.members, command.vacancies):
@@ -236,6 +243,8 @@ class RayCluster:
         if not self._closed:
             self._closed = True
             self._fleet.close()
+            if self._servers is not None:
+                self._servers.close()
             self._rendezvous.close()
 
 
@@ -334,13 +343,18 @@ class RunInputs:
             RunDirectoryError: `data.json` is damaged.
         """
         self._session, self._pool = session, pool
-        self._file = session.directory.path / "data.json"
+        self._file = session.directory.data_json
         self._look_s = float("inf")
         self._looking: Any = None
         self._told: set[str] = set()
         self.known = read_known(self._file) if session.resume else ()
-        shared = pool.pipelines and not self.known and not session.job.data.refresh
-        self.pipeline = shared_name(session, pool.pipelines) if shared else pipeline_name()
+        self.pipeline = pipeline_name()
+        if pool.pipelines and not session.job.data.refresh:
+            before = read_pipeline(self._file) if self.known else ""
+            if not self.known:
+                self.pipeline = shared_name(session, pool.pipelines)
+            elif before.startswith(pool.pipelines):  # of these very inputs, and still there
+                self.pipeline = before
 
     def begin(self) -> None:
         """Start the pipeline before members are there to ask, if the task looks as if they will.
@@ -370,7 +384,7 @@ class RunInputs:
         inputs = tuple(Input(**record) for record in event.inputs)
         if len(inputs) > len(self.known) or not self._file.exists():
             self.known = inputs
-            write_known(self._file, self._session.job, inputs)
+            write_known(self._file, self._session.job, inputs, self.pipeline)
         if self._look_s == float("inf"):
             self._look_later()
 
@@ -448,8 +462,14 @@ def read_known(file: Path) -> tuple[Input, ...]:
     return inputs
 
 
-def write_known(file: Path, job: Job, inputs: tuple[Input, ...]) -> None:
-    """Keep the inputs of a run, all of them or what was there.
+def read_pipeline(file: Path) -> str:
+    """The name of the pipeline that a run's known inputs were read by; empty: nobody knows."""
+    record = json_value(read_whole(file, _LARGEST_BYTES), _MOST_VALUES)
+    return str(record.get("pipeline", ""))
+
+
+def write_known(file: Path, job: Job, inputs: tuple[Input, ...], pipeline: str = "") -> None:
+    """Keep the inputs of a run, all of them or what was there, and who has read them.
 
     Raises:
         MachineError: They cannot be written.
@@ -464,6 +484,7 @@ def write_known(file: Path, job: Job, inputs: tuple[Input, ...]) -> None:
         },
         "versions": max((one.version for one in inputs), default=0) + 1,
         "inputs": [asdict(one) for one in inputs],
+        "pipeline": pipeline,
     }
     try:
         publish(file, json.dumps(record, indent=1).encode())

@@ -58,7 +58,12 @@ def drive(session: Session) -> Run:
         RaycloudError: Why it failed; log, summary and checkpoints are written.
     """
     store = LimitedStore(open_store(session.checkpoints))
-    outlives = joined() and session.only_steps is None and session.seats is None
+    own = (
+        session.only_steps is not None
+        or session.seats is not None
+        or session.job.servers.shards > 0
+    )
+    outlives = joined() and not own  # servers end with the command that drives them
     origin = None if outlives and session.resume else origin_of(session, store)
     nodes = inventory()
     room = require(nodes, session.job.resources.worker, session.job.elastic.min_workers)

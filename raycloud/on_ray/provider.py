@@ -5,7 +5,7 @@ What reads blocks is loaded where there are some: a task with samples of its own
 
 from __future__ import annotations
 
-from threading import Lock
+from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -17,9 +17,10 @@ from ray.exceptions import (
     RayError,
 )
 
+from raycloud.clock import SystemClock
 from raycloud.data.index import HELD_OUT, TRAIN
 from raycloud.data.provider import Provided
-from raycloud.errors import InternalError, MachineError, RaycloudError
+from raycloud.errors import InternalError, MachineError, RaycloudError, TransportError
 from raycloud.events import Noticed
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from raycloud.data.index import Block, Index
     from raycloud.data.samples import BlockSamples
+    from raycloud.net.stream import Place
     from raycloud.on_ray.block_store import BlockFetcher
     from raycloud.on_ray.collators import RayCollators
     from raycloud.on_ray.ingest import Ready
@@ -40,6 +42,28 @@ if TYPE_CHECKING:
 _TRIES = 3  # the pipeline is made again as often
 _WARM_S = 120.0  # pinning goes at about 1 GB/s
 _OBJECT_S = 30.0
+_SERVER_STARTS_S, _ANSWERS_S = 60.0, 0.2
+
+
+def _asked_place(name: str) -> ObjectRef[Place] | None:
+    """What a server answers where it listens; None: there is none of this name now."""
+    try:
+        server: Any = ray.get_actor(name)
+    except ValueError:
+        return None
+    answer: ObjectRef[Place] = server.place.remote()
+    return answer
+
+
+def _place(asked: ObjectRef[Place] | None) -> Place | None:
+    """Where a server listens; None: it does not answer now, as one that is started again."""
+    if asked is None:
+        return None
+    try:
+        place: Place = ray.get(asked, timeout=_ANSWERS_S)
+    except (GetTimeoutError, RayError):
+        return None
+    return place
 
 
 class RayProvider:
@@ -68,6 +92,19 @@ class RayProvider:
         self._version = 0
         self._notices: list[Noticed] = []
         self._train: dict[int, BlockSamples] = {}
+
+    def servers(self) -> list[list[Place | None]]:
+        """See `Provider.servers`."""
+        clock = SystemClock()
+        until_s = clock.monotonic_s() + _SERVER_STARTS_S
+        while True:
+            asked = [[_asked_place(name) for name in names] for names in self._config.servers]
+            found = [[_place(one) for one in shard] for shard in asked]
+            if all(any(shard) for shard in found):
+                return found
+            if clock.monotonic_s() >= until_s:
+                raise TransportError("no server of a shard of tables is there")
+            Event().wait(_ANSWERS_S)
 
     def provide(self, task: Task, splits: Splits) -> Provided:  # noqa: ARG002 - see `Provider`
         """The samples of both splits: see `Provider.provide`."""

@@ -35,6 +35,7 @@ from raycloud.spec.sections import (
     EvaluateSection,
     ResourcesSection,
     Section,
+    ServersSection,
     SyncPoint,
     SyncSection,
     TrackingSection,
@@ -222,6 +223,14 @@ class Job(Section):
     """What is kept, where and how often."""
     errors: ErrorsSection = Field(default_factory=ErrorsSection)
     """What becomes of samples that cannot be computed."""
+    servers: Annotated[
+        ServersSection,
+        BeforeValidator(
+            lambda value: {"shards": value} if type(value) is int else value,
+            json_schema_input_type=ServersSection | int,
+        ),
+    ] = Field(default_factory=ServersSection)
+    """Who holds the rows of the model's `raycloud.Embedding` tables. A number: so many shards."""
     evaluate: EvaluateSection = Field(default_factory=EvaluateSection)
     """When the held-out samples are measured."""
     resources: ResourcesSection = Field(default_factory=ResourcesSection)

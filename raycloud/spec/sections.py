@@ -305,6 +305,16 @@ class ResourcesSection(Section):
     """One server. Servers are not there yet: leave it out."""
 
 
+class ServersSection(Section):
+    """Processes that hold tables' rows. They reserve no CPU, and are spread over the nodes."""
+
+    shards: int = Field(default=0, ge=0, le=1024)
+    """How many parts the rows are in, a server for each. 0: the model has no tables."""
+    copies: int = Field(default=0, ge=0, le=2)
+    """Further servers for each shard, with the same rows, on other nodes where there are some. With
+    one, the loss of a server costs no step. 0: all go back to the newest checkpoint then."""
+
+
 class MlflowSection(Section):
     """Numbers for an MLflow server or store. Needs raycloud's extra `mlflow`."""
 

@@ -157,6 +157,9 @@ def collect(replica: Replica, step: int, abandoned: Callable[[], bool]) -> Excha
     ended_s, begun_s = replica.clock.monotonic_s(), replica.gradients.begun_s
     overlap_s = 0.0 if begun_s is None else max(0.0, began_s - begun_s)
     exchanged = replace(exchanged, exchange_s=ended_s - began_s, overlap_s=overlap_s)
+    if replica.tables is not None and not exchanged.astray and replica.clip_norm is not None:
+        norm = math.hypot(exchanged.norm, replica.tables.norm())
+        exchanged = replace(exchanged, norm=norm)
     finite = math.isfinite(exchanged.norm)
     if exchanged.astray or (not finite and replica.errors.on_nan != "stop"):
         return exchanged
@@ -165,6 +168,8 @@ def collect(replica: Replica, step: int, abandoned: Callable[[], bool]) -> Excha
         raise DivergedError(f"the {what} is {exchanged.norm} at step {step}", hint=REMEDY)
     if replica.clip_norm is not None and not replica.local:  # else each has clipped its own
         replica.gradients.clip(exchanged.norm, replica.clip_norm)
+        if replica.tables is not None:
+            replica.tables.clip(exchanged.norm, replica.clip_norm)
     return exchanged
 
 
@@ -180,6 +185,8 @@ def finish(replica: Replica, work: StepWork, outcome: Outcome, *, tells: bool) -
     else:
         replica.discard()
         replica.history.skips += outcome.skips
+        if replica.tables is not None:
+            replica.tables.pass_over(step)
     if tells:
         replica.notice(f"step {step} was skipped: {outcome.why}", {"step": step})
 

@@ -57,6 +57,8 @@ def compute(replica: Replica, work: StepWork, collate: Collate) -> StepWork:
         replica.stage()
     else:
         replica.state.resume()
+    if replica.tables is not None:
+        replica.tables.read_as_of(span.step)
     replica.kept, replica.last = kept, None
     if leaves_out:
         forward.loss.fill_(math.nan)  # so that all hear of it, also who does not know
@@ -70,8 +72,10 @@ def compute(replica: Replica, work: StepWork, collate: Collate) -> StepWork:
             trouble = failed_pass(forward.at, error)
             work = share.settle(whole=False)
             compute_again(replica, span, collate, trouble)
-    except BaseException:
+    except BaseException as error:
         forward.randomness.release()
+        if isinstance(error, TransportError):  # a server's: what is computed is not known
+            replica.discard()
         raise
     replica.broken = share.broken
     return work

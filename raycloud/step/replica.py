@@ -15,7 +15,9 @@ with it in another generation, and what is computed then adds to what was.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +43,7 @@ from raycloud.step.state import ModelState, TrainedParameters, Update, without_c
 from raycloud.step.stateful import CatchingUp, Commit, History, ReplicaState, Stateful
 from raycloud.step.statistics import RunningStatistics
 from raycloud.step.straggler import StragglerWatch
+from raycloud.step.tables import Tables
 from raycloud.sync.gradients import GradientExchange, Gradients
 from raycloud.sync.period import Choice
 from raycloud.sync.strategy import STRATEGIES
@@ -76,6 +79,7 @@ class Replica:
         trains: The part that is model, optimizer and schedule.
         history: The part that is what did not count.
         residual: The part that is what encoding has lost; None: nothing is encoded.
+        tables: The part that is rows on servers; None: the model has no `Embedding`.
         rounds: The part that makes one update of the members' own in a round; None: there are none.
         backing: Whom it backs up in this generation, and who backs it up; None: nobody.
         following: It has no state yet, and keeps what it would commit; None: it has.
@@ -127,6 +131,7 @@ class Replica:
         self.following: CatchingUp | None = None
         self.rounds, self.trains = self._trained_by(job)
         self.residual = ResidualPart.of(self.gradients, self._seat)
+        self.tables = Tables.of(self.model, job, self._seat)
         self.state = ReplicaState((*self._own_parts(), *(make(self) for make in PARTS)))
         self.statistics.notice = self._tell
         self._transport: Transport | None = None
@@ -140,7 +145,7 @@ class Replica:
 
     def _own_parts(self) -> Iterable[Stateful]:
         given = Hyperparameters(self.optimizer, self.scheduler)
-        more = filter(None, [self.residual, self.rounds])
+        more = filter(None, [self.residual, self.rounds, self.tables])
         return self.statistics, self.trains, given, self.history, *more
 
     def _trained_by(self, job: Job) -> tuple[Rounds | None, ModelState]:
@@ -220,8 +225,15 @@ class Replica:
         return self.backing is None and self._device.type == "cpu"
 
     def send(self, *, behind: bool, late: bool) -> None:
-        """All is computed: send the rest, and the flags; see `GradientExchange.send`."""
+        """All is computed: send the rest, and the flags; see `GradientExchange.send`.
+
+        Servers have what is told of rows before the others hear the last of this member.
+        """
         if self.broken is None:
+            if self.tables is not None:
+                if not self.tables.fold():
+                    self.forward.loss.fill_(math.nan)
+                self.tables.push()
             self.gradients.send(behind=behind, astray=self._astray(), late=late)
 
     def exchange_anew(self, scale: float, *, behind: bool) -> None:
@@ -241,6 +253,8 @@ class Replica:
             except TransportError as error:
                 self.broken = error
                 return
+        if self.tables is not None:
+            self.tables.scale = scale
         if self.rounds is not None and self.local:
             weight = 0.0 if self.kept is None else self.kept.weight
             self.rounds.give(weight)
@@ -304,6 +318,10 @@ class Replica:
         call("Task.scheduler", lambda: schedule.step(value))
         self.history.measured = steps, value
 
+    def rows_bytes(self) -> tuple[int, int]:
+        """Sent to servers since the last call, and what that is without a codec and copies."""
+        return (0, 0) if self.tables is None else self.tables.take_bytes()
+
     def residual_norm(self) -> float:
         """Of what encoding has lost here, and is kept for the next step."""
         return 0.0 if self.residual is None else self.residual.norm
@@ -341,7 +359,8 @@ class Replica:
         """
         kept = extra_states(self.model)
         before = self.trains.extra() if kept else ""
-        loss = self.forward.try_out(one)
+        with contextlib.nullcontext() if self.tables is None else self.tables.trying():
+            loss = self.forward.try_out(one)
         if kept and self.trains.extra() != before:
             self.own_extra = True
         for module, state in kept:

@@ -37,7 +37,8 @@ class MemberConfig:
     `resume_step` names the one to start from, None for the beginning. `pipeline` is the name that
     the run's members find their data's pipeline by, and `home` the node that it is on, the
     driver's; `known` are the inputs that the run has read before, in their order. `collators` are
-    the names of the processes that make batches in the members' place. `only_steps` ends it after
+    the names of the processes that make batches in the members' place, and `servers`, by shard, of
+    those that hold rows of tables. `only_steps` ends it after
     so many steps, whatever the job's length, which the task's schedule is made for all the same.
     One that `joins` takes its state from the others, who began with the checkpoint `origin`; where
     nobody is left who has it, all are going to load the checkpoint of step `back` together.
@@ -60,6 +61,7 @@ class MemberConfig:
     home: str = ""
     price_per_hour: float | None = None
     collators: tuple[str, ...] = ()
+    servers: tuple[tuple[str, ...], ...] = ()
     joins: bool = False
     origin: Manifest | None = None
     back: int | None = None

@@ -35,6 +35,8 @@ from raycloud.worker.period import PeriodLooks, Processors, Took
 from raycloud.worker.tally import SampleAudit, StepCount, Tally, noise_and_signal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from raycloud.order import Position, StepSpan
     from raycloud.sync.gradients import Exchanged
     from raycloud.worker.context import Due, LoopContext, Membership
@@ -200,6 +202,7 @@ class Loop:
             while self.step < self._course.last_step:
                 if self._abandoned():  # an exchange asks only while it waits
                     raise Abandoned(f"the generation was abandoned before step {self.step}")
+                self._take_servers_back()
                 for due in self._context.changes.due(self.step):
                     if self._apply(due):
                         return False
@@ -214,6 +217,12 @@ class Loop:
         finally:
             self._feed.close()
         return True
+
+    def _take_servers_back(self) -> None:
+        """One that was lost is there again: the next generation has it, too."""
+        tables = self._context.replica.tables
+        if tables is not None and self.seat.rank == 0 and tables.returned:
+            raise TransportError("a server of tables that was lost is back: all meet anew")
 
     def save(self) -> None:
         """Checkpoint the state before the next step, unless that is done already."""
@@ -232,7 +241,9 @@ class Loop:
             "pass_size": replica.fuse,
             "fusing": int(replica.forward.fusing),
         }
+        first: Callable[[], None] | None = None
         if self.seat.part == 0:  # what is the same on every member; how an epoch goes on
+            first = None if replica.tables is None else replica.tables.save(self.step)
             values |= replica.state.values()
             order = self._context.collate.order
             layout = order.layout_in(position.epoch) if position.offset else None
@@ -246,6 +257,7 @@ class Loop:
             values=values,
             generation=self.seat.generation,
             key=self.seat.key,
+            first=first,
         )
 
     def _average_moments(self) -> None:
@@ -310,10 +322,8 @@ class Loop:
             count.weight, count.skips = found.weight, found.skips
             count.norm = found.exchanged.norm if norm is None else norm
             count.exchange_s = found.exchanged.exchange_s + self._lane_s
-            count.lane_s, count.bytes_sent = self._lane_s, found.exchanged.bytes_sent
-            count.overlap_s = found.exchanged.overlap_s
-            dense = ring_bytes(replica.gradients.gradient_bytes, self.seat.size)
-            count.bytes_dense, count.bytes_last = len(spans) * dense, found.exchanged.bytes_last
+            count.lane_s, count.overlap_s = self._lane_s, found.exchanged.overlap_s
+            self._count_bytes(count, found.exchanged)
             self._tally.add(self._with_noise(count, found.exchanged))
             now = Processors(clock.cpu_s(), replica.courier_s)
             took = Took(wall_s, count.compute_s)
@@ -326,6 +336,13 @@ class Loop:
         ]
         if replica.forward.size.committed(sizes):
             self._collate_anew()
+
+    def _count_bytes(self, count: StepCount, exchanged: Exchanged) -> None:
+        replica = self._context.replica
+        rows, plain = replica.rows_bytes()
+        dense = ring_bytes(replica.gradients.gradient_bytes, self.seat.size)
+        count.bytes_sent, count.bytes_last = exchanged.bytes_sent + rows, exchanged.bytes_last
+        count.bytes_dense = count.steps * dense + plain
 
     def _with_noise(self, count: StepCount, exchanged: Exchanged) -> StepCount:
         """The count, with what its exchange tells of the gradients' noise, if it was looked at."""

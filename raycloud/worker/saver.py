@@ -5,7 +5,6 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from raycloud.checkpoint import Store, StoreError, encode, split_names
@@ -65,14 +64,15 @@ class Saver:
         own: Mapping[str, torch.Tensor] | None = None,
         generation: int = 0,
         key: WorkerKey | None = None,
+        first: Callable[[], None] | None = None,
     ) -> None:
         """Copy this member's share of `tensors`, then write it in the background.
 
         Blocks for the copy, and for a checkpoint before this one that is still being written. Every
         member of the `generation` that writes one of the `parts` passes the same names of tensors;
         `own` are copies that no other member has. `values`, what is no tensor, are for the
-        manifest. Without a `key` this member is a replica
-        of its own, of that `rank`.
+        manifest. Without a `key` this member is a replica of its own, of that `rank`. `first` is
+        waited for before the part is told.
         """
         began_s = self._clock.monotonic_s()
         self.wait()
@@ -81,7 +81,13 @@ class Saver:
         plain = encode(dict(values))
         mine = {n: tensors[n].to("cpu", copy=True) for n in split_names(sizes, parts)[rank]}
         mine |= own or {}
-        write = partial(write_part, self._store, step=step, rank=rank, parts=parts, tensors=mine)
+        store = self._store
+
+        def write() -> dict[str, Any]:
+            if first is not None:
+                first()
+            return write_part(store, step=step, rank=rank, parts=parts, tensors=mine)
+
         told = PartWritten(
             member=self._member,
             step=step,

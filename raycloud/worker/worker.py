@@ -99,6 +99,8 @@ class Worker:
         self._replica = Replica(
             job, self._task, device=self._device, steps=last_step, clock=host.clock
         )
+        if self._replica.tables is not None and provider is not None:
+            self._replica.tables.serve(provider.servers)
         self.pace = self._replica.pace
         self._replica.notice = lambda what, detail: self._notice(what, **detail)
         self._grown: dict[int, BlockSamples] = {}
@@ -297,6 +299,11 @@ class Worker:
         self._report(done)
         return None
 
+    def close(self) -> None:
+        """Nobody has it any more."""
+        if self._replica.tables is not None:
+            self._replica.tables.close()
+
     def finish_writing(self, most_s: float) -> None:
         """Wait until this member's part of a checkpoint is written and told, but not for longer."""
         self._context.saver.wait(most_s)
@@ -306,6 +313,8 @@ class Worker:
         met, transports = self._met
         for transport in transports if met <= generation else ():
             transport.hang_up()
+        if self._replica.tables is not None and met <= generation:
+            self._replica.tables.hang_up()
 
     def fetch(self, change: Extend) -> None:
         """Get at the grown data, in whichever thread; it is read once `change` takes effect."""
@@ -356,6 +365,8 @@ class Worker:
         job, model, held_out = self._config.job, self._replica.model, self._data_set.data.held_out
         states: dict[str, Any] = {}
         last = step == seat.last_step and seat.part == 0
+        if self._replica.tables is not None:
+            self._replica.tables.read_as_of(step)
         if has_modes(self._replica.optimizer):
             self._replica.settle()  # a newcomer gets the parameters that are trained
         with evaluating(self._replica.optimizer):

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import raycloud
-from raycloud import Run, Task
+from raycloud import Run, Splits, Task
 from raycloud.on_ray.tasks import resolve
 from tests.live import ROOT, exact_steps
 
@@ -76,6 +76,37 @@ def test_clicks_ranks_buyers_as_well_as_boosted_trees(tmp_path: Path) -> None:
     reference = boosted_trees(resolve(job)(**job.settings))
     assert 0.9 < reference < 0.97
     assert run.metrics["auc"] >= 0.97 * reference
+
+
+@pytest.mark.full
+def test_recommend_finds_what_was_planted(tmp_path: Path) -> None:
+    """At least 0.8 of the way from biases alone to the true probabilities."""
+    run = trained("recommend", tmp_path)
+    job = raycloud.load_job(run.directory / "job.yaml")
+    task = resolve(job)(**job.settings)
+    biases, truth = biases_and_truth(task.data(None))
+    assert 0.6 < biases < truth - 0.1 < 0.9
+    assert run.metrics["auc"] >= biases + 0.8 * (truth - biases)
+
+
+def biases_and_truth(splits: Splits) -> tuple[float, float]:
+    """The AUC of logistic regression on users, items and hours, and of the true probabilities."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import roc_auc_score
+    from sklearn.preprocessing import OneHotEncoder
+
+    def columns(split: Any) -> tuple[np.ndarray, np.ndarray]:
+        table = split.dataset
+        given = [table[name].to_numpy() for name in ("user", "item", "hour")]
+        return np.stack([one.astype(np.int64) for one in given], 1), table["clicked"].to_numpy()
+
+    (x, y), (x_test, y_test) = columns(splits.train), columns(splits.held_out)
+    encoder = OneHotEncoder(handle_unknown="ignore").fit(x)
+    model = LogisticRegression(max_iter=200).fit(encoder.transform(x), y)
+    guessed = model.decision_function(encoder.transform(x_test))
+    known: Any = splits.held_out
+    truth = known.dataset["probability"].to_numpy()
+    return float(roc_auc_score(y_test, guessed)), float(roc_auc_score(y_test, truth))
 
 
 def boosted_trees(task: Task) -> float:

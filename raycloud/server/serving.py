@@ -1,0 +1,332 @@
+"""A server: a shard that members ask over sockets, and that keeps itself in a store.
+
+Each connection has a thread. Members are answered one after the other: a shard's words are short. A
+server that has been started again is filled by another one of its shard: what it is told meanwhile
+waits, and is done once it has the rows.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from raycloud.checkpoint.naming import directory
+from raycloud.errors import CheckpointError, InternalError, RaycloudError, TransportError
+from raycloud.net.messages import Array, hear, tell
+from raycloud.net.sockets import shut
+from raycloud.net.stream import SOCKETS, Place, connect, listen, welcome
+from raycloud.server.decode import decoded
+from raycloud.server.shard import Shard
+from raycloud.sync.tables import TableSpec, Values, shard_of
+from raycloud.threads import THREADS
+
+if TYPE_CHECKING:
+    import socket
+
+    from raycloud.checkpoint import Store
+    from raycloud.net.stream import Sockets, Stream
+    from raycloud.threads import Threads
+
+_LOG = logging.getLogger(__name__)
+
+FORMAT = 1  # of a shard's file
+_DECIDES_S = 1.0
+_MOST_ROWS_BYTES = 2**44  # of another server, that is ours
+WRITES_S = 600.0  # who waits for a file that is being written is told by then
+
+Reply = tuple[dict[str, Any], list[Array]]
+
+
+def file_name(step: int, number: int, count: int) -> str:
+    """The name, in a store of checkpoints, of what a shard holds before a step.
+
+    >>> file_name(200, 0, 2)
+    'step-00000200/tables-0-of-2.npz'
+    """
+    return f"{directory(step)}/tables-{number}-of-{count}.npz"
+
+
+@dataclass
+class _Written:
+    """A checkpoint of this shard: being written, until it is `over`; `why` it is not."""
+
+    over: threading.Event
+    why: str = ""
+
+
+class Server:
+    """A shard, and who asks it.
+
+    Args:
+        number: Of this shard.
+        count: Of shards.
+        store: Where checkpoints are kept.
+        address: This node's, that members can reach.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        count: int,
+        store: Store,
+        address: str,
+        threads: Threads = THREADS,
+        sockets: Sockets = SOCKETS,
+    ) -> None:
+        """Listen. There are no tables yet."""
+        self._number, self._count, self._store = number, count, store
+        self._threads, self._sockets = threads, sockets
+        self.shard = Shard()
+        self._turn = threads.condition()
+        self._written: dict[int, _Written] = {}
+        self._filling: tuple[int, list[tuple[str, Mapping[str, Any], list[Array]]]] | None = None
+        self._loaded = (-1, -1)  # by a generation, as of a step
+        self._streams: set[Stream] = set()
+        self._closed = False
+        self._door, self.place = listen(address, sockets)
+        self._door.settimeout(None)
+        threads.thread(self._accept, name="server").start()
+
+    def close(self) -> None:
+        """Answer nobody any more."""
+        self._closed = True
+        shut(self._door)
+        with self._turn:
+            streams = [*self._streams]
+        for stream in streams:
+            stream.hang_up()
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                connection, _ = self._door.accept()
+            except OSError:
+                break
+            self._threads.thread(self._answer, connection, name="asked").start()
+        self._door.close()
+
+    def _answer(self, connection: socket.socket) -> None:
+        if (known := welcome(connection, self.place, self._sockets)) is None:
+            return
+        _, stream = known
+        connection.settimeout(None)  # a member may compute for long; a dead one's node says so
+        with self._turn:
+            self._streams.add(stream)
+        try:
+            while not self._closed:
+                header, arrays = hear(stream)
+                tell(stream, *self._reply(header, arrays))
+        except TransportError:
+            pass  # whose it was is gone: others say so
+        finally:
+            with self._turn:
+                self._streams.discard(stream)
+            stream.close()
+
+    def _reply(self, header: Mapping[str, Any], arrays: list[Array]) -> Reply:
+        asked = header.get("do")
+        act = _ACTS.get(asked) if isinstance(asked, str) else None
+        try:
+            if act is None:
+                raise InternalError(f"a server was asked for {asked!r:.40}")
+            if asked == "wait":
+                return act(self, header, arrays)
+            with self._turn:
+                return act(self, header, arrays)
+        except RaycloudError as error:
+            return {"error": error.message}, []
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            return {"error": f"{asked!r:.40} was asked for in a way that is not: {error!r}"}, []
+
+    def _open(self, header: Mapping[str, Any], _: list[Array]) -> Reply:
+        spec = header["spec"]
+        self.shard.open(TableSpec(**{**spec, "betas": tuple(spec["betas"])}))
+        return {}, []
+
+    def _look(self, header: Mapping[str, Any], _: list[Array]) -> Reply:
+        """Whether a generation can go on with a step here."""
+        step, shard = int(header["step"]), self.shard
+        if shard.step == step - 1 and shard.step:  # the word may be on its way from another member
+            self._turn.wait_for(lambda: shard.step != step - 1, _DECIDES_S)
+        stands = self._filling is None and shard.stands(step)
+        stands = stands and int(header["generation"]) >= shard.generation
+        return {"stands": stands, "by": shard.by}, []
+
+    def _load_all(self, header: Mapping[str, Any], _: list[Array]) -> Reply:
+        """Stand where a checkpoint does; the first member of a generation who says so counts."""
+        generation, step = self._newest(header), int(header["step"])
+        if (generation, step) != self._loaded:
+            self._filling = None
+            self._load(step)
+            self._loaded = generation, step
+        return {}, []
+
+    def _enter(self, header: Mapping[str, Any], _: list[Array]) -> Reply:
+        return {"answer": str(self.shard.enter(int(header["generation"]), int(header["step"])))}, []
+
+    def _newest(self, header: Mapping[str, Any]) -> int:
+        """The generation that is named; `InternalError`: another one has begun since."""
+        if (generation := int(header["generation"])) < self.shard.generation:
+            raise InternalError(f"generation {generation} is over")
+        return generation
+
+    def _fill(self, header: Mapping[str, Any], _: list[Array]) -> Reply:
+        """Get the rows from another server of this shard; the first who says so counts."""
+        generation = self._newest(header)
+        if self._filling is None or self._filling[0] < generation:
+            address, port, key = header["place"]
+            self._filling = generation, []
+            place = Place(str(address), int(port), int(key))
+            self._threads.thread(self._take_rows, place, generation, name="fills").start()
+        return {}, []
+
+    def _take_rows(self, place: Place, generation: int) -> None:
+        try:
+            stream = connect(place, 0, self._sockets)
+            try:
+                tell(stream, {"do": "snapshot"})
+                header, arrays = hear(stream, _MOST_ROWS_BYTES)
+            finally:
+                stream.close()
+            with self._turn:
+                if self._filling is None or self._filling[0] != generation:
+                    return
+                (_, words), self._filling = self._filling, None
+                named = dict(zip(header["names"], arrays, strict=True))
+                self.shard.load(int(header["step"]), named, int(header["by"]))
+                self.shard.enter(generation, self.shard.step)
+                for asked, told, given in words:
+                    _ACTS[asked](self, told, given)
+                self._turn.notify_all()
+        except (RaycloudError, KeyError, TypeError, ValueError) as error:
+            _LOG.warning("the rows of another server could not be had: %s", error)
+
+    def _snapshot(self, _: Mapping[str, Any], __: list[Array]) -> Reply:
+        """All rows, for another server of this shard."""
+        if self._filling is not None:
+            raise InternalError("rows were asked for that are still to come")
+        arrays = dict(self.shard.arrays())
+        told = {"step": self.shard.step, "by": self.shard.by, "names": [*arrays]}
+        return told, [*arrays.values()]
+
+    def _push(self, header: Mapping[str, Any], arrays: list[Array]) -> Reply:
+        if self._waits("push", header, arrays):
+            return {}, []
+        gradients = {}
+        for at, (name, codec) in enumerate(header["tables"]):
+            ids, codes = arrays[2 * at], arrays[2 * at + 1]
+            width = self.shard.tables[name].spec.width
+            gradients[name] = ids, decoded(codec, codes, len(ids), width)
+        step, generation, rank = (int(header[name]) for name in ("step", "generation", "rank"))
+        return {"answer": str(self.shard.push(step, generation, rank, gradients))}, []
+
+    def _waits(self, what: str, header: Mapping[str, Any], arrays: list[Array]) -> bool:
+        """Whether a word is kept until the rows are here."""
+        if self._filling is None:
+            return False
+        self._filling[1].append((what, header, arrays))
+        return True
+
+    def _square(self, header: Mapping[str, Any], _: list[Array]) -> Reply:
+        step, generation = int(header["step"]), int(header["generation"])
+        return {"square": self.shard.square(step, generation)}, []
+
+    def _decide(self, header: Mapping[str, Any], _: list[Array]) -> Reply:
+        if self._waits("decide", header, []):
+            return {}, []
+        step, generation = int(header["step"]), int(header["generation"])
+        answer = self.shard.decide(step, generation, float(header["scale"]))
+        self._turn.notify_all()
+        return {"answer": str(answer)}, []
+
+    def _read(self, header: Mapping[str, Any], arrays: list[Array]) -> Reply:
+        [ids] = arrays
+        return {}, [self.shard.read(header["table"], ids, int(header["step"]))]
+
+    def _save(self, header: Mapping[str, Any], _: list[Array]) -> Reply:
+        """Copy what there is, and write it meanwhile; once for each step."""
+        step = int(header["step"])
+        if step != self.shard.step:
+            raise InternalError(f"step {step} was to be kept, and the rows are as of another")
+        if step not in self._written or self._written[step].why:
+            arrays = dict(self.shard.arrays())
+            self._written = {step: _Written(threading.Event())}
+            self._threads.thread(self._write, step, arrays, name="writes").start()
+        return {}, []
+
+    def _write(self, step: int, arrays: Mapping[str, Values]) -> None:
+        written = self._written[step]
+        try:
+            made = io.BytesIO()
+            np.savez(made, format=np.array([FORMAT]), **arrays)  # type: ignore[arg-type] # names
+            name = file_name(step, self._number, self._count)
+            self._store.write(name, [made.getbuffer()])
+        except CheckpointError as error:
+            written.why = error.message
+        except Exception as error:  # noqa: BLE001 - the last line before the thread's end
+            written.why = repr(error)
+        written.over.set()
+
+    def _wait(self, header: Mapping[str, Any], _: list[Array]) -> Reply:
+        """Until what was kept for a step is written."""
+        written = self._written.get(int(header["step"]))
+        if written is None or not written.over.wait(WRITES_S):
+            return {"error": f"the tables of step {header['step']} are not written"}, []
+        return ({"error": written.why} if written.why else {}), []
+
+    def _load(self, step: int) -> None:
+        """Stand where a checkpoint does, that any number of shards has written."""
+        found: dict[str, list[Values]] = {}
+        if step:
+            names = [name for name in self._store.names(directory(step)) if "/tables-" in name]
+            if not names:
+                raise CheckpointError(f"there are no tables of step {step} in {self._store.place}")
+            for name in names:
+                self._take(name, found)
+        self.shard.load(step, {name: np.concatenate(parts) for name, parts in found.items()})
+
+    def _take(self, name: str, found: dict[str, list[Values]]) -> None:
+        """Of a file, the rows that are this shard's."""
+        try:
+            with np.load(io.BytesIO(self._store.read(name)), allow_pickle=False) as file:
+                if file["format"].tolist() != [FORMAT]:
+                    raise CheckpointError(f"{name} is of format {file['format']}, not {FORMAT}")
+                arrays = {key: file[key] for key in file.files if key != "format"}
+        except (ValueError, OSError, KeyError) as error:
+            raise CheckpointError(f"{name} is damaged: {error}") from error
+        own = {}
+        for key in ("ids", "waiting"):
+            for path in (p for p in arrays if p.endswith(f"/{key}")):
+                own[path] = shard_of(arrays[path], self._count) == self._number
+        for path, values in arrays.items():
+            table, _, kind = path.rpartition("/")
+            of = "waiting" if kind in {"waiting", "named"} else "ids"
+            found.setdefault(path, []).append(values[own[f"{table}/{of}"]])
+
+    def _count_rows(self, _: Mapping[str, Any], __: list[Array]) -> Reply:
+        tables = self.shard.tables.items()
+        rows = {name: [table.count, table.bytes] for name, table in tables}
+        return {"rows": rows, "step": self.shard.step, "filling": self._filling is not None}, []
+
+
+_ACTS: dict[str, Callable[[Server, Mapping[str, Any], list[Array]], Reply]] = {
+    "open": Server._open,  # noqa: SLF001 - its own
+    "look": Server._look,  # noqa: SLF001
+    "load": Server._load_all,  # noqa: SLF001
+    "enter": Server._enter,  # noqa: SLF001
+    "fill": Server._fill,  # noqa: SLF001
+    "snapshot": Server._snapshot,  # noqa: SLF001
+    "push": Server._push,  # noqa: SLF001
+    "square": Server._square,  # noqa: SLF001
+    "decide": Server._decide,  # noqa: SLF001
+    "read": Server._read,  # noqa: SLF001
+    "save": Server._save,  # noqa: SLF001
+    "wait": Server._wait,  # noqa: SLF001
+    "count": Server._count_rows,  # noqa: SLF001
+}

@@ -1,0 +1,553 @@
+"""Tables of a replica: the rows that a step reads from servers, and what it tells them in the end.
+
+    forward   rows that the samples name are asked for, once a step
+    push      before this member has its last part in the exchange: gradients of rows, and waits
+    decide    with the step's commit: the servers change their rows, or do not
+
+A server that is lost breaks the exchange. Members of the next generation agree on the servers that
+all of them reach. Where a shard has a copy that is enough, and one that is started again is filled
+while training goes on; else all go back to a checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from raycloud.checkpoint import StoreError
+from raycloud.embedding import Embedding
+from raycloud.errors import TaskError, TransportError
+from raycloud.net.messages import Array, hear, tell
+from raycloud.net.stream import connect
+from raycloud.order import stream_seed
+from raycloud.step.stateful import Stateful
+from raycloud.sync.codecs import CODECS
+from raycloud.sync.tables import Ids, TableSpec, Values, initial, shard_of, summed
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from raycloud.net.stream import Place, Stream
+    from raycloud.spec import Job
+    from raycloud.step.stateful import Commit
+
+TABLES_STREAM = 7
+SILENT_S = 300.0  # it may read a checkpoint; a server that says nothing for so long is lost
+_LOOK_S = 2.0  # between two looks for one that is lost
+_UNHEARD = 64  # answers, at most
+HUNG_S = 1.5  # and so is one whose machine acknowledges nothing
+
+Find = Callable[[], Sequence[Sequence["Place | None"]]]
+Agree = Callable[[Sequence[float]], Sequence[Sequence[float]]]
+Name = tuple[int, int]  # of a server: its shard, and which of that shard's
+Reply = tuple[dict[str, Any], list[Array]]
+
+_AWAY, _ELSEWHERE, _STANDS = 0.0, 1.0, 3.0  # the last, and more by the generation that decided
+
+
+class LostRowsError(TransportError):
+    """Servers do not have the rows that a generation is to go on with."""
+
+
+class Connections:
+    """To the servers of all shards.
+
+    Args:
+        find: Where they are; it waits where a shard has none.
+
+    Attributes:
+        shards: How many there are; known once they have been met.
+    """
+
+    def __init__(self, find: Find) -> None:
+        self.find = find
+        self.shards = 0
+        self._places: dict[Name, Place] = {}
+        self._streams: dict[Name, Stream] = {}
+        self._unheard: dict[Name, int] = {}  # answers that nobody has waited for
+        self._sent = 0
+        self._over = False
+
+    def meet(self) -> list[list[Name]]:
+        """Connect to all that are there; the names of all, by shard."""
+        if self._over:
+            self.close()
+            self._over = False
+        places = self.find()
+        self.shards = len(places)
+        for shard, some in enumerate(places):
+            for number, place in enumerate(some):
+                name = shard, number
+                if place is None or place != self._places.get(name):
+                    self.drop(name)
+                if place is not None and name not in self._streams:
+                    with contextlib.suppress(TransportError):
+                        self._streams[name] = connect(place, 0, silent_s=SILENT_S, hung_s=HUNG_S)
+                        self._places[name], self._unheard[name] = place, 0
+        return [[(shard, at) for at in range(len(some))] for shard, some in enumerate(places)]
+
+    def place(self, name: Name) -> Place:
+        """Where a server listens that is met."""
+        return self._places[name]
+
+    def has(self, name: Name) -> bool:
+        """Whether a server is met."""
+        return name in self._streams
+
+    def ask(
+        self, asked: Mapping[Name, tuple[Mapping[str, Any], Sequence[Array]]]
+    ) -> dict[Name, Reply]:
+        """Ask some of them at once; what each answers.
+
+        Raises:
+            TransportError: A connection broke: there is none from now on.
+            TaskError: A server cannot do it.
+        """
+        try:
+            for name, (header, arrays) in asked.items():
+                with self._breaking(name) as stream:
+                    self._sent += tell(stream, header, arrays)
+            answers = {name: self._heard(name) for name in asked}
+        except TransportError:
+            for name in asked:  # an answer that nobody hears would be taken for the next one
+                self.drop(name)
+            raise
+        return {name: _answered(*answer) for name, answer in answers.items()}
+
+    def ask_each(self, names: Sequence[Name], header: Mapping[str, Any]) -> dict[Name, Any]:
+        """The same of each of these, without arrays."""
+        found = self.ask(dict.fromkeys(names, (header, ())))
+        return {name: answer for name, (answer, _) in found.items()}
+
+    def _heard(self, name: Name) -> Reply:
+        with self._breaking(name) as stream:
+            while self._unheard[name]:
+                self._unheard[name] -= 1
+                _answered(*hear(stream))
+            return hear(stream)
+
+    def tell_each(self, names: Sequence[Name], header: Mapping[str, Any]) -> None:
+        """Tell each, whose answers are heard with the next; one that is lost is found out then."""
+        for name in names:
+            with contextlib.suppress(TransportError), self._breaking(name) as stream:
+                tell(stream, header)
+                self._unheard[name] += 1
+                while self._unheard[name] > _UNHEARD:
+                    self._unheard[name] -= 1
+                    _answered(*hear(stream))
+
+    @contextlib.contextmanager
+    def _breaking(self, name: Name) -> Iterator[Stream]:
+        if (stream := self._streams.get(name)) is None:
+            raise TransportError(f"the connection to server {name} is broken")
+        try:
+            yield stream
+        except TransportError:
+            self.drop(name)
+            raise
+
+    def take_bytes(self) -> int:
+        """Of arrays, sent since the last call."""
+        sent, self._sent = self._sent, 0
+        return sent
+
+    def drop(self, name: Name) -> None:
+        """End a connection, if there is one."""
+        if (stream := self._streams.pop(name, None)) is not None:
+            stream.close()
+
+    def hang_up(self) -> None:
+        """In whichever thread: who waits for an answer is told that none comes."""
+        self._over = True
+        for stream in [*self._streams.values()]:
+            stream.hang_up()
+
+    def close(self) -> None:
+        """End all."""
+        for name in [*self._streams]:
+            self.drop(name)
+
+
+def _answered(header: dict[str, Any], arrays: list[Array]) -> Reply:
+    if "error" in header:
+        raise TaskError(f"a server says: {header['error']}")
+    return header, arrays
+
+
+@dataclass
+class View:
+    """The servers that a generation goes by, the same for all its members.
+
+    Attributes:
+        readers: Of each shard the one that is asked for rows.
+        tellers: All that are told of gradients and steps.
+    """
+
+    readers: list[Name] = field(default_factory=list)
+    tellers: list[list[Name]] = field(default_factory=list)
+
+    @property
+    def all(self) -> list[Name]:
+        """All that are told."""
+        return [name for shard in self.tellers for name in shard]
+
+
+class Tables(Stateful):
+    """All tables of a replica's model.
+
+    Args:
+        embeddings: The modules, by their names in the model.
+        job: Whose seed rows begin with, and whose codec gradients travel in.
+        seat: This member's rank, and how many there are.
+
+    Attributes:
+        find: Where the servers are; None: nobody knows yet, and rows are as they begin.
+        scale: What the step's gradients are multiplied by.
+        returned: All servers are there that this generation does without.
+    """
+
+    def __init__(
+        self, embeddings: Mapping[str, Embedding], job: Job, seat: Callable[[], tuple[int, int]]
+    ) -> None:
+        self._specs = {name: spec_of(name, one, job) for name, one in embeddings.items()}
+        self._codec, self._seat = CODECS[job.sync_point.codec], seat
+        self._connections: Connections | None = None
+        self._view, self._closed = View(), False
+        self._generation = self._step = -1
+        self._trying = self._pushed = False
+        self._plain = 0  # bytes of what was told, without a codec and copies
+        self._read: dict[str, tuple[Ids, Values]] = {}  # of this step, ids rising
+        self._passes: list[tuple[str, Ids, torch.Tensor]] = []
+        self._gradients: dict[str, list[tuple[Ids, Values]]] = {}
+        self.scale, self.returned = 1.0, False
+        for name, one in embeddings.items():
+            one.bind(name, self.rows)
+
+    @classmethod
+    def of(cls, model: nn.Module, job: Job, seat: Callable[[], tuple[int, int]]) -> Tables | None:
+        """Those of a model; None where it has none.
+
+        Raises:
+            TaskError: The job does not go together with them.
+        """
+        found = {n: one for n, one in model.named_modules() if isinstance(one, Embedding)}
+        if not found:
+            return None
+        for what, wrong, remedy in (
+            ("has no servers", not job.servers.shards, "write servers: 1, or more"),
+            ("makes rounds of steps", job.most_period > 1, "write sync.period: 1"),
+            ("has backup_micro_batches", job.elastic.backup_micro_batches > 0, "leave it out"),
+            ("has compile: true", job.compile, "write compile: false"),
+        ):
+            if wrong:
+                first = next(iter(found))
+                raise TaskError(
+                    f"the model has raycloud.Embedding {first!r}, and the job {what}", hint=remedy
+                )
+        return cls(found, job, seat)
+
+    def serve(self, find: Find) -> None:
+        """The servers are found by `find`."""
+        self.close()
+        self._connections, self._closed = Connections(find), False
+
+    @contextlib.contextmanager
+    def trying(self) -> Iterator[None]:
+        """Passes within have no effect: rows are as they begin, and nobody is asked."""
+        before, self._trying = self._trying, True
+        try:
+            yield
+        finally:
+            self._trying = before
+            self._passes.clear()
+
+    def enter(self, generation: int, step: int, agree: Agree) -> None:
+        """A generation goes on with `step`; all its members call this together.
+
+        They agree on the servers: of each shard those that all of them reach. Who does not have the
+        rows as of that step gets them from one that has, or from a checkpoint of it.
+
+        Args:
+            generation: Which.
+            step: The next.
+            agree: Returns what all members give it, as `Lane.gather`.
+
+        Raises:
+            TransportError: A shard has no server that all reach.
+            LostRowsError: A shard has no server with these rows, nor a checkpoint.
+        """
+        if self._connections is None:
+            raise TaskError("the model has raycloud.Embedding, and nobody knows a server")
+        connections = self._connections
+        names = connections.meet()
+        if not names:  # it is tried out where there are none
+            self._connections = None
+            return
+        every = [name for shard in names for name in shard]
+        seen = [self._look(name, generation, step) for name in every]
+        common = {
+            name: _AWAY if _AWAY in values else max(values)
+            for name, *values in zip(every, *agree(seen), strict=True)
+        }
+        self._view = View()
+        told = {"generation": generation, "step": step}
+        for shard in names:
+            there = [name for name in shard if common[name] != _AWAY]
+            if not there:
+                raise TransportError(f"no server of shard {shard[0][0]} is reached by all")
+            newest = max(common[name] for name in there)
+            stand = [name for name in there if common[name] == newest]
+            lack = [name for name in there if common[name] != newest]
+            if newest < _STANDS:
+                stand, lack = there, []
+                self._load(stand, told)
+            connections.ask_each(stand, {"do": "enter", **told})
+            source = connections.place(stand[0])
+            fill = {"do": "fill", **told, "place": [source.address, source.port, source.key]}
+            connections.ask_each(lack, fill)
+            self._view.readers.append(stand[0])
+            self._view.tellers.append([*stand, *lack])
+        self._read.clear()
+        self._generation, self._step, self._pushed = generation, step, False
+        self.returned = False
+        if len(self._view.all) < len(every):
+            lost = {name for name in every if name not in self._view.all}
+            Thread(target=self._await_lost, args=(lost, generation), daemon=True).start()
+
+    def _await_lost(self, lost: set[Name], generation: int) -> None:
+        """Until all that a generation lacks are there again, or it is over."""
+        pause, connections = Event(), self._connections
+        while connections is not None and self._generation == generation and not self._closed:
+            pause.wait(_LOOK_S)
+            with contextlib.suppress(TransportError):
+                places = connections.find()
+                if all(places[shard][number] is not None for shard, number in lost):
+                    self.returned = self._generation == generation
+                    return
+
+    def _look(self, name: Name, generation: int, step: int) -> float:
+        """What a server is to a generation that goes on with a step."""
+        connections = self._connections
+        if connections is None or not connections.has(name):
+            return _AWAY
+        try:
+            for spec in self._specs.values():
+                connections.ask_each([name], {"do": "open", "spec": asdict(spec)})
+            asked = {"do": "look", "generation": generation, "step": step}
+            found = connections.ask_each([name], asked)[name]
+        except TransportError:
+            return _AWAY
+        return _STANDS + found["by"] if found["stands"] else _ELSEWHERE
+
+    def _load(self, names: Sequence[Name], told: Mapping[str, Any]) -> None:
+        assert self._connections is not None  # noqa: S101 - `enter` has looked
+        try:
+            self._connections.ask_each(names, {"do": "load", **told})
+        except TaskError as error:
+            raise LostRowsError(error.message) from error
+
+    def read_as_of(self, step: int) -> None:
+        """What is read from now on is as all steps before this one have left it."""
+        if step != self._step:
+            self._read.clear()
+            self._step = step
+
+    def rows(self, name: str, ids: torch.Tensor) -> torch.Tensor:
+        """See `embedding.Rows`; with gradients, where those are wanted."""
+        wanted = ids.cpu().numpy()
+        values = torch.from_numpy(self._values(name, wanted)).to(ids.device)
+        if torch.is_grad_enabled():
+            values.requires_grad_()
+            self._passes.append((name, wanted, values))
+        return values
+
+    def _values(self, name: str, ids: Ids) -> Values:
+        spec = self._specs[name]
+        if self._trying or self._generation < 0 or self._connections is None:
+            return initial(spec, ids)
+        known, rows = self._read.get(name, (np.zeros(0, np.int64), None))
+        lacking = ids if rows is None else np.setdiff1d(ids, known, assume_unique=True)
+        if len(lacking) or rows is None:
+            got = self._asked(name, lacking)
+            if rows is None:
+                known, rows = lacking, got
+            else:
+                order = np.argsort(both := np.concatenate([known, lacking]))
+                known, rows = both[order], np.concatenate([rows, got])[order]
+            self._read[name] = known, rows
+        return rows[np.searchsorted(known, ids)]
+
+    def _asked(self, name: str, ids: Ids) -> Values:
+        assert self._connections is not None  # noqa: S101 - `_values` has looked
+        found = np.empty((len(ids), self._specs[name].width), self._specs[name].dtype)
+        shards, readers = shard_of(ids, self._connections.shards), self._view.readers
+        parts = {readers[shard]: np.flatnonzero(shards == shard) for shard in np.unique(shards)}
+        header = {"do": "read", "table": name, "step": self._step}
+        asked = {server: (header, [ids[at]]) for server, at in parts.items()}
+        for server, (_, [rows]) in self._connections.ask(asked).items():
+            found[parts[server]] = rows
+        return found
+
+    def fold(self) -> bool:
+        """Take in the gradients of passes that are computed; whether they are finite."""
+        passes, self._passes = self._passes, []
+        finite = True
+        for name, ids, values in passes:
+            if values.grad is not None:
+                gradients = values.grad.cpu().numpy()
+                finite = finite and bool(np.isfinite(gradients).all())
+                self._gradients.setdefault(name, []).append((ids, gradients))
+        return finite
+
+    def push(self) -> None:
+        """Tell the servers this member's part of the step, and wait until they have it.
+
+        Raises:
+            TransportError: A server is lost.
+        """
+        if self._pushed or self._connections is None:
+            return
+        count = self._connections.shards
+        told: dict[int, tuple[list[tuple[str, str]], list[Array]]] = {}
+        for name, parts in self._gradients.items():
+            ids = np.concatenate([one for one, _ in parts])
+            ids, gradients = summed(ids, np.concatenate([one for _, one in parts]))
+            self._gradients[name] = [(ids, gradients)]
+            shards = shard_of(ids, count)
+            for shard in np.unique(shards):
+                at = np.flatnonzero(shards == shard)
+                names, arrays = told.setdefault(int(shard), ([], []))
+                codec, codes = self._coded(gradients[at])
+                self._plain += (ids.itemsize + 4 * gradients.shape[1]) * len(at)
+                names.append((name, codec))
+                arrays += [ids[at], codes]
+        header = {
+            "do": "push",
+            "step": self._step,
+            "generation": self._generation,
+            "rank": self._seat()[0],
+        }
+        words: dict[Name, tuple[Mapping[str, Any], Sequence[Array]]] = {}
+        for shard, (names, arrays) in told.items():
+            word = {**header, "tables": names}, arrays
+            words |= dict.fromkeys(self._view.tellers[shard], word)
+        self._connections.ask(words)
+        self._pushed = True
+
+    def take_bytes(self) -> tuple[int, int]:
+        """Sent to servers since the last call: ids and gradients; and what those are in fp32."""
+        plain, self._plain = self._plain, 0
+        return (0 if self._connections is None else self._connections.take_bytes()), plain
+
+    def _coded(self, gradients: Values) -> tuple[str, Array]:
+        size = self._codec.bound(gradients.size)
+        if gradients.dtype != np.float32 or size >= gradients.nbytes:  # blocks of few are filled up
+            return "none", gradients
+        flat = torch.from_numpy(np.ascontiguousarray(gradients)).view(-1)
+        codes = torch.empty(size, dtype=torch.uint8)
+        self._codec.encode(flat, codes)
+        return self._codec.name, codes.numpy()
+
+    def clip(self, norm: float, limit: float) -> None:
+        """As `GradientExchange.clip` does with the others."""
+        self.scale *= min(1.0, limit / (norm + 1e-6))
+
+    def norm(self) -> float:
+        """Of the step's gradients of all rows, scaled; all members get the same."""
+        if self._connections is None:
+            return 0.0
+        asked = {"do": "square", "step": self._step, "generation": self._generation}
+        squares = self._connections.ask_each(self._view.readers, asked)
+        return math.sqrt(sum(float(one["square"]) for one in squares.values())) * self.scale
+
+    def commit(self, step: Commit) -> None:
+        """See `Stateful.commit`; who catches up has nothing to say: others have said it."""
+        if step.sums is None:
+            self._decide(step.step, self.scale)
+        self._forget(step.step + 1)
+
+    def pass_over(self, step: int) -> None:
+        """The step changes nothing."""
+        self._decide(step, 0.0)
+        self._forget(step + 1)
+
+    def _decide(self, step: int, scale: float) -> None:
+        if self._connections is not None and self._generation >= 0:
+            told = {"do": "decide", "step": step, "generation": self._generation, "scale": scale}
+            self._connections.tell_each(self._view.all, told)
+
+    def _forget(self, step: int) -> None:
+        self._gradients.clear()
+        self._passes.clear()
+        self._read.clear()
+        self._step, self._pushed = step, False
+
+    def stage(self) -> None:
+        """See `Stateful.stage`."""
+        self.discard()
+
+    def discard(self) -> None:
+        """See `Stateful.discard`."""
+        self._gradients.clear()
+        self._passes.clear()
+        self._pushed = False
+
+    def save(self, step: int) -> Callable[[], None]:
+        """Have the servers keep what they hold, as of this step; what waits until it is written.
+
+        Raises:
+            TransportError: A server is lost.
+        """
+        assert self._connections is not None  # noqa: S101 - a generation has begun
+        readers, find = [*self._view.readers], self._connections.find
+        self._connections.ask_each(readers, {"do": "save", "step": step})
+
+        def wait() -> None:
+            beside = Connections(find)
+            try:
+                beside.meet()
+                beside.ask_each(readers, {"do": "wait", "step": step})
+            except (TaskError, TransportError) as error:
+                raise StoreError(f"the tables of step {step} are not kept: {error}") from error
+            finally:
+                beside.close()
+
+        return wait
+
+    def hang_up(self) -> None:
+        """In whichever thread: nothing more is waited for."""
+        if self._connections is not None:
+            self._connections.hang_up()
+
+    def close(self) -> None:
+        """End the connections."""
+        self._closed = True
+        if self._connections is not None:
+            self._connections.close()
+
+
+def spec_of(name: str, one: Embedding, job: Job) -> TableSpec:
+    """What the table of a module is, by its name in the model."""
+    place = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
+    return TableSpec(
+        name=name,
+        width=one.width,
+        optimizer=one.optimizer,
+        rate=one.lr * job.rate_factor,
+        epsilon=one.eps,
+        betas=one.betas,
+        weight_decay=one.weight_decay,
+        spread=one.spread,
+        seed=stream_seed(job.seed, TABLES_STREAM, place),
+        dtype=str(one.dtype).removeprefix("torch."),
+        admit_after=one.admit_after,
+        expire_steps=one.expire_steps,
+    )
