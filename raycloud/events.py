@@ -144,11 +144,15 @@ class CapacityChanged:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExchangeBroken:
-    """A member's word that it cannot reach a peer, which may be alive, and why."""
+    """A member's word that it cannot reach a peer, which may be alive, and why.
+
+    It may be a `server` of tables: no member needs to be gone then.
+    """
 
     member: int
     generation: int
     why: str
+    server: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

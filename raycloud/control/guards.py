@@ -289,7 +289,7 @@ def _apart(state: JobState) -> bool:
     if recovery.broken is None or recovery.meetings >= settings.meetings:
         return False
     waited_s = state.now_s - recovery.broken_s
-    if waited_s >= settings.broken_s:
+    if recovery.broken.server or waited_s >= settings.broken_s:
         return True
     if waited_s <= settings.answer_s:
         return False

@@ -110,9 +110,14 @@ class Recovery:
         self.error = ""
 
     def note_broken(self, event: ExchangeBroken, now_s: float) -> None:
-        """A member cannot exchange with the others; the first to say so counts."""
+        """A member cannot exchange with the others; the first to say so counts.
+
+        But where it is a server that one cannot reach, others may only see that one go.
+        """
         if self.broken is None:
             self.broken, self.broken_s = event, now_s
+        elif event.server:
+            self.broken = event
 
     def note_lost(self, member: int, cause: str, now_s: float) -> None:
         """A member of the generation is lost."""

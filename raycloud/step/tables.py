@@ -53,6 +53,10 @@ Reply = tuple[dict[str, Any], list[Array]]
 _AWAY, _ELSEWHERE, _STANDS = 0.0, 1.0, 3.0  # the last, and more by the generation that decided
 
 
+class LostServerError(TransportError):
+    """A server does not answer any more, or answers again."""
+
+
 class LostRowsError(TransportError):
     """Servers do not have the rows that a generation is to go on with."""
 
@@ -147,12 +151,12 @@ class Connections:
     @contextlib.contextmanager
     def _breaking(self, name: Name) -> Iterator[Stream]:
         if (stream := self._streams.get(name)) is None:
-            raise TransportError(f"the connection to server {name} is broken")
+            raise LostServerError(f"the connection to server {name} is broken")
         try:
             yield stream
-        except TransportError:
+        except TransportError as error:
             self.drop(name)
-            raise
+            raise LostServerError(f"server {name} is lost: {error}") from error
 
     def take_bytes(self) -> int:
         """Of arrays, sent since the last call."""
@@ -302,7 +306,7 @@ class Tables(Stateful):
         for shard in names:
             there = [name for name in shard if common[name] != _AWAY]
             if not there:
-                raise TransportError(f"no server of shard {shard[0][0]} is reached by all")
+                raise LostServerError(f"no server of shard {shard[0][0]} is reached by all")
             newest = max(common[name] for name in there)
             stand = [name for name in there if common[name] == newest]
             lack = [name for name in there if common[name] != newest]

@@ -28,6 +28,7 @@ from raycloud.step.consistency import Consistency
 from raycloud.step.feed import Adopted, Course, Feed, Piece, Schedule, adopted_by_step
 from raycloud.step.local import begin_round, compute_step
 from raycloud.step.rounds import average_moments
+from raycloud.step.tables import LostServerError
 from raycloud.worker.context import round_ends
 from raycloud.worker.dataset import LAYOUT, layout_record
 from raycloud.worker.evaluate import measured_value, merge_states
@@ -222,7 +223,7 @@ class Loop:
         """One that was lost is there again: the next generation has it, too."""
         tables = self._context.replica.tables
         if tables is not None and self.seat.rank == 0 and tables.returned:
-            raise TransportError("a server of tables that was lost is back: all meet anew")
+            raise LostServerError("a server of tables that was lost is back: all meet anew")
 
     def save(self) -> None:
         """Checkpoint the state before the next step, unless that is done already."""

@@ -29,6 +29,7 @@ from raycloud.step.commit import RollbackError
 from raycloud.step.contract import raised
 from raycloud.step.device import failure
 from raycloud.step.straggler import Stalled, StallWatch
+from raycloud.step.tables import LostServerError
 from raycloud.worker.context import Changes, MemberConfig
 from raycloud.worker.worker import Worker
 
@@ -234,7 +235,8 @@ class Member:
         except TransportError as error:  # a peer's end: the driver knows whose
             self._broke = generation
             if self._newest == generation:  # else it was told already
-                self._report(ExchangeBroken(**told, why=str(error)))
+                server = isinstance(error, LostServerError)
+                self._report(ExchangeBroken(**told, why=str(error), server=server))
         except RollbackError as error:
             self._goes_back = True
             told |= {"step": error.step, "why": error.why, "left_out": error.left_out}

@@ -19,7 +19,7 @@ from raycloud.events import Event
 from raycloud.net import gloo, sockets
 from raycloud.on_ray import attach, fleet, session
 from raycloud.spec.job import Job
-from raycloud.spec.rundir import _KEPT, RunDirectory
+from raycloud.spec.rundir import KEPT, RunDirectory
 from raycloud.spec.schema import fields_of, schema_of, walk
 from raycloud.task import Source, Task
 from tests.pages import DOCS, README, Block, blocks, pages, table, words
@@ -205,4 +205,4 @@ def test_readme_leads_to_the_pages() -> None:
 def test_what_a_resumed_run_must_keep_is_listed(page: str) -> None:
     text = (DOCS / page).read_text()
     said = text[text.index("Resuming") :].partition("`checkpoint.path`")[0]
-    assert set(codes(said)) >= {name.removeprefix("data.") for name in _KEPT}
+    assert set(codes(said)) >= {name.removeprefix("data.") for name in KEPT}

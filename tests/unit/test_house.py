@@ -34,6 +34,7 @@ TOP_SUFFIXES = {"", ".md", ".toml", ".txt", ".yaml"}
 PUBLIC = (
     "Accuracy",
     "Auc",
+    "Embedding",
     "Found",
     "Job",
     "Mean",

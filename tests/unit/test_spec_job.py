@@ -83,6 +83,7 @@ def test_defaults() -> None:
             "bucket_bytes": "auto",
         },
         "checkpoint": {"path": None, "every_steps": "auto", "keep": 2, "most_failed": 10},
+        "servers": {"shards": 0, "copies": 0},
         "errors": {
             "on_error": "stop",
             "on_nan": "stop",
