@@ -45,6 +45,18 @@ def test_all_that_have_answered_since_need_not_wait():
     assert only(c.Form, tick(job, 3.5)).members == (0, 1, 2)
 
 
+def test_where_a_server_is_lost_nobody_is_waited_for():
+    job = three()
+    to(job, 5)
+    job.on(broke(0, 0), 2.0)  # it has only seen another one go
+    assert tick(job, 2.1) == ()
+    lost_server = e.ExchangeBroken(member=1, generation=0, why="server (0, 0)", server=True)
+    commands = (*job.on(lost_server, 2.2), *tick(job, 2.21))
+    form = only(c.Form, commands)
+    assert form.members == (0, 1, 2)
+    assert form.generation == 1
+
+
 def test_a_loss_behind_it_comes_first():
     job = three()
     to(job, 5)
