@@ -79,7 +79,7 @@ def measured(cluster: Cluster, bed: Testbed, place: Path, **asked: Any) -> dict[
     nodes = len(bed.nodes)
     job = {
         "format": 1,
-        "task": f"{Path(__file__).resolve()}:Wide",
+        "task": "benchmarks.tables:Wide",
         "settings": {"rows": asked["rows"], "dense": asked["dense"]},
         "steps": asked["steps"],
         "global_batch": SAMPLES,
@@ -94,10 +94,10 @@ def measured(cluster: Cluster, bed: Testbed, place: Path, **asked: Any) -> dict[
     program = str(Path(sys.executable).with_name("raycloud"))
     command = [program, "train", str(place / "job.yaml"), "--run-dir", str(place / "run")]
     command += ["--plain", "--address", cluster.address]
-    environment = {**cluster.environment, "PYTHONPATH": str(ROOT)}
-    driver = bed.head.start(command, environment=environment, log=place / "driver.log")
+    log = place / "driver.log"
+    driver = bed.head.start(command, environment=cluster.environment, log=log)
     if driver.wait(_ENDS_S) != 0:
-        raise RuntimeError((place / "driver.log").read_text()[-3000:])
+        raise RuntimeError(log.read_text()[-3000:])
     return rates(place / "run" / "events.jsonl", nodes)
 
 
@@ -160,7 +160,8 @@ def main() -> None:
 def _environment() -> dict[str, str]:
     import os  # noqa: PLC0415 - of the caller's shell only this is passed on
 
-    return {name: os.environ[name] for name in ("HOME", "PATH") if name in os.environ}
+    kept = {name: os.environ[name] for name in ("HOME", "PATH") if name in os.environ}
+    return {**kept, "PYTHONPATH": str(ROOT)}
 
 
 if __name__ == "__main__":
