@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -72,7 +73,10 @@ def main() -> None:
             f"{row['subtract']:10.2f}   {floor}"
         )
     if asked.json:
-        asked.json.write_text(json.dumps({"machine": describe(), "codecs": rows}, indent=1) + "\n")
+        asked.json.write_text(
+            json.dumps({"machine": describe(os.sched_getaffinity(0)), "codecs": rows}, indent=1)
+            + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -144,7 +145,7 @@ def main() -> None:
             found[name].append(row)
             part = row["bytes_a_step"] / (4 * WIDTH * asked.rows)
             print(
-                f"{name:12}{row['samples_per_s']:10.1f} samples/s{part:9.2%} of the table's bytes"
+                f"{name:12}{row['samples_per_s']:10.1f} samples/s{part:9.3%} of the table's bytes"
             )
     middle = {
         name: {key: statistics.median(row[key] for row in rows) for key in rows[0]}
@@ -153,13 +154,16 @@ def main() -> None:
     ratio = middle["rows"]["samples_per_s"] / middle["ring"]["samples_per_s"]
     print(f"rows against the ring: {ratio:.1f} times the samples a second")
     if asked.json:
-        told = {"machine": describe(), "asked": vars(asked) | {"json": None}, "rows": found}
+        told = {
+            "machine": describe(os.sched_getaffinity(0)),
+            "asked": vars(asked) | {"json": None},
+            "rows": found,
+        }
         asked.json.write_text(json.dumps(told, indent=1) + "\n")
 
 
 def _environment() -> dict[str, str]:
-    import os  # noqa: PLC0415 - of the caller's shell only this is passed on
-
+    """Of the caller's shell only this is passed on."""
     kept = {name: os.environ[name] for name in ("HOME", "PATH") if name in os.environ}
     return {**kept, "PYTHONPATH": str(ROOT)}
 
