@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
@@ -80,8 +81,10 @@ class Embedding(nn.Module):
             ("weight_decay", weight_decay, 0.0),
             ("spread", spread, 0.0),
         ):
-            if value < least:
-                raise ValueError(f"{name} is {value}: it is at least {least}")
+            if not least <= value < math.inf:
+                raise ValueError(f"{name} is {value}: it is at least {least}, and finite")
+        if not all(0.0 <= beta < 1.0 for beta in betas):
+            raise ValueError(f"betas are {betas}: each is at least 0, and less than 1")
         if optimizer not in _OPTIMIZERS:
             raise ValueError(f"optimizer is {optimizer!r}: it is one of {', '.join(_OPTIMIZERS)}")
         if dtype not in {torch.float32, torch.float64}:

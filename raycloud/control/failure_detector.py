@@ -150,6 +150,7 @@ def _apart(state: JobState) -> MemberLost | None:
         broken is None
         or state.now_s - state.recovery.broken_s < settings.broken_s
         or state.recovery.meetings < settings.meetings
+        or broken.server  # which is nobody's fault here
         or membership.members[broken.member].gone
     ):
         return None

@@ -286,10 +286,14 @@ def holds(state: JobState, condition: Condition) -> bool:
 def _apart(state: JobState) -> bool:
     """Time for another meeting of the same members, unless it is one of them that is to go."""
     settings, recovery = state.settings, state.recovery
-    if recovery.broken is None or recovery.meetings >= settings.meetings:
+    if recovery.broken is None:
+        return False
+    if recovery.broken.server:
+        return True
+    if recovery.meetings >= settings.meetings:
         return False
     waited_s = state.now_s - recovery.broken_s
-    if recovery.broken.server or waited_s >= settings.broken_s:
+    if waited_s >= settings.broken_s:
         return True
     if waited_s <= settings.answer_s:
         return False

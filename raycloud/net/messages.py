@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from raycloud.errors import TransportError
+from raycloud.errors import TaskError, TransportError
 
 if TYPE_CHECKING:
     from raycloud.net.stream import Stream
@@ -28,12 +28,24 @@ _ARRAYS = "arrays"
 Array = npt.NDArray[Any]
 
 
-def tell(stream: Stream, header: Mapping[str, Any], arrays: Sequence[Array] = ()) -> int:
-    """Send a message; returns the bytes of its arrays.
+def tell(
+    stream: Stream,
+    header: Mapping[str, Any],
+    arrays: Sequence[Array] = (),
+    *,
+    limited: bool = True,
+) -> int:
+    """Send a message; returns the bytes of its arrays. Who hears it takes any, unless `limited`.
 
     Raises:
         TransportError: The connection broke.
+        TaskError: It is larger than who hears it takes.
     """
+    if (size := sum(one.nbytes for one in arrays)) > MOST_BYTES and limited:
+        raise TaskError(
+            f"{size} bytes of rows would go in one message, {MOST_BYTES} at most may",
+            hint="write more servers, that each have a part of them",
+        )
     kinds = [[str(one.dtype), list(one.shape)] for one in arrays]
     stream.tell({**header, _ARRAYS: kinds})
     sent = 0

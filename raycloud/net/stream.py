@@ -218,14 +218,15 @@ def connect(
 ) -> Stream:
     """Open a connection to who listens at `place`, and say whose it is.
 
-    It ends where the other machine acknowledges nothing for `hung_s`; None: see `end_if_hung`.
+    It ends where the other machine acknowledges nothing for `hung_s`, and is waited for no longer
+    than twice that; None: see `end_if_hung`.
 
     Raises:
         TransportError: It cannot be reached.
     """
     where = place.address, place.port
     try:
-        connection = sockets.connect(where, silent_s)
+        connection = sockets.connect(where, silent_s if hung_s is None else 2.0 * hung_s)
     except OSError as error:
         raise TransportError(f"a member cannot be reached at {where}: {error}") from error
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)

@@ -20,8 +20,9 @@ from ray.exceptions import (
 from raycloud.clock import SystemClock
 from raycloud.data.index import HELD_OUT, TRAIN
 from raycloud.data.provider import Provided
-from raycloud.errors import InternalError, MachineError, RaycloudError, TransportError
+from raycloud.errors import InternalError, MachineError, RaycloudError
 from raycloud.events import Noticed
+from raycloud.step.tables import LostServerError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 _TRIES = 3  # the pipeline is made again as often
 _WARM_S = 120.0  # pinning goes at about 1 GB/s
 _OBJECT_S = 30.0
-_SERVER_STARTS_S, _ANSWERS_S = 60.0, 0.2
+_SERVER_STARTS_S, _ANSWERS_S = 20.0, 0.2
 
 
 def _asked_place(name: str) -> ObjectRef[Place] | None:
@@ -103,7 +104,7 @@ class RayProvider:
             if all(any(shard) for shard in found):
                 return found
             if clock.monotonic_s() >= until_s:
-                raise TransportError("no server of a shard of tables is there")
+                raise LostServerError("no server of a shard of tables is there")
             Event().wait(_ANSWERS_S)
 
     def provide(self, task: Task, splits: Splits) -> Provided:  # noqa: ARG002 - see `Provider`

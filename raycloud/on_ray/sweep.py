@@ -310,9 +310,9 @@ class TrialSearcher(Searcher):
     @property
     def over(self) -> bool:
         """Someone has asked for its end, or its seconds or its money are spent."""
-        asked, last = self._context.sweep, (t.last for t in self.results.trials.values())
+        asked, trials = self._context.sweep, self.results.trials.values()
         took_s = self._clock.monotonic_s() - self._began_s
-        spent = sum(one.money or 0.0 for one in last if one is not None)
+        spent = sum(trial.money for trial in trials)
         return (
             (self._context.directory / STOP).exists()
             or (asked.seconds is not None and took_s >= asked.seconds)

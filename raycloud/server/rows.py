@@ -11,6 +11,7 @@ import numpy.typing as npt
 from raycloud.errors import InternalError
 from raycloud.sync.tables import Ids, TableSpec, Values, initial, mixed
 
+_EXPIRES = 64  # steps between two looks for rows that are forgotten, at most
 _FIRST = 64  # places of an index, or rows, to begin with: a power of two
 
 
@@ -135,7 +136,7 @@ class Table:
         self._update, kept = _KEPT[spec.optimizer]
         self._index, self._waiting = IdIndex(), IdIndex()
         self._named = np.zeros(0, np.int64)  # steps that have named an id that has no row
-        self._waited_from = 0  # the step at which they began to be counted
+        self._counted = np.zeros(0, np.int64)  # of these, by the newest update
         self._held: dict[str, Values] = {}
         self._used = np.zeros(0, np.int64)  # the newest step that named a row
         for name in ("rows", *kept):
@@ -185,14 +186,17 @@ class Table:
         """All rows are as before the newest update; those that began with it are as they began."""
         for name, values in self._before.items():
             self._held[name][self._changed] = values
+        self._named[self._counted] -= 1
         self.settle()
 
     def settle(self) -> None:
         """The newest update cannot be taken back any more."""
         self._before, self._changed = {}, np.zeros(0, np.int64)
+        self._counted = np.zeros(0, np.int64)
 
     def _admitted(self, ids: Ids, gradients: Values) -> tuple[Ids, Values]:
         """Those that have rows, or have been named often enough to have one now."""
+        self._counted = np.zeros(0, np.int64)
         if self.spec.admit_after <= 1 or not len(ids):
             return ids, gradients
         strange = np.flatnonzero(self._index.find(ids) < 0)
@@ -202,6 +206,7 @@ class Table:
             more = np.zeros(self._waiting.count - len(self._named), np.int64)
             self._named = np.concatenate([self._named, more])
         self._named[numbers] += 1
+        self._counted = numbers
         stays = np.ones(len(ids), bool)
         stays[strange[self._named[numbers] < self.spec.admit_after]] = False
         return ids[stays], gradients[stays]
@@ -214,21 +219,29 @@ class Table:
         self._used = _longer(self._used, room)
         self._held = {name: _longer(held, room) for name, held in self._held.items()}
 
-    def expire(self, step: int) -> int:
-        """Forget rows that no step of the last `expire_steps` has named; how many they were."""
+    def expire(self, step: int) -> bool:
+        """Forget rows that no step of the last `expire_steps` has named, every so many steps.
+
+        And, as often as that, who is still to be named often enough. Returns whether anything is
+        forgotten: the newest update cannot be taken back then.
+        """
         after = self.spec.expire_steps
         if after is None:
-            return 0
-        if step - self._waited_from >= after:
+            return False
+        every = max(1, min(_EXPIRES, after // 4))
+        if step % every:
+            return False
+        forgets = step % (-(-after // every) * every) == 0 and self._waiting.count > 0
+        if forgets:
             self._waiting, self._named = IdIndex(), np.zeros(0, np.int64)
-            self._waited_from = step
+            self.settle()
         stays = self._used[: self.count] >= step - after
         if stays.all():
-            return 0
-        gone, waiting = self.count - int(stays.sum()), {*_WAITING}
+            return forgets
+        waiting = {*_WAITING}
         kept = {n: v if n in waiting else v[stays] for n, v in self.arrays().items()}
         self.load(kept)
-        return gone
+        return True
 
     def arrays(self) -> dict[str, Values]:
         """All of it by name: `ids`, `used`, `rows`, what is kept beside them, and who waits."""

@@ -8,7 +8,7 @@ waits, and is done once it has the rows.
 from __future__ import annotations
 
 import io
-import logging
+import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,10 +33,14 @@ if TYPE_CHECKING:
     from raycloud.net.stream import Sockets, Stream
     from raycloud.threads import Threads
 
-_LOG = logging.getLogger(__name__)
-
+_FILE = re.compile(r"/tables-\d+-of-(\d+)\.npz$")
 FORMAT = 1  # of a shard's file
 _DECIDES_S = 1.0
+_AGAIN_S = 0.1
+_NOWHERE = -1  # no generation goes on from there
+_FILLS_S = 600.0  # another server may say nothing while it copies
+_MOST_WAITING_BYTES = 2**31  # of words that wait for the rows
+_MOST_STRANGERS = 64  # that have not said the key
 _MOST_ROWS_BYTES = 2**44  # of another server, that is ours
 WRITES_S = 600.0  # who waits for a file that is being written is told by then
 
@@ -50,6 +54,11 @@ def file_name(step: int, number: int, count: int) -> str:
     'step-00000200/tables-0-of-2.npz'
     """
     return f"{directory(step)}/tables-{number}-of-{count}.npz"
+
+
+def _shards_in(name: str) -> int:
+    found = _FILE.search(name)
+    return int(found[1]) if found else 0
 
 
 @dataclass
@@ -86,8 +95,10 @@ class Server:
         self._turn = threads.condition()
         self._written: dict[int, _Written] = {}
         self._filling: tuple[int, list[tuple[str, Mapping[str, Any], list[Array]]]] | None = None
+        self._waiting_bytes = 0
         self._loaded = (-1, -1)  # by a generation, as of a step
         self._streams: set[Stream] = set()
+        self._strangers = 0
         self._closed = False
         self._door, self.place = listen(address, sockets)
         self._door.settimeout(None)
@@ -106,13 +117,23 @@ class Server:
         while not self._closed:
             try:
                 connection, _ = self._door.accept()
-            except OSError:
-                break
+            except OSError:  # the connection was ended, or there are too many
+                if not self._closed:
+                    threading.Event().wait(_AGAIN_S)
+                continue
+            if self._strangers >= _MOST_STRANGERS:
+                connection.close()
+                continue
+            with self._turn:
+                self._strangers += 1
             self._threads.thread(self._answer, connection, name="asked").start()
         self._door.close()
 
     def _answer(self, connection: socket.socket) -> None:
-        if (known := welcome(connection, self.place, self._sockets)) is None:
+        known = welcome(connection, self.place, self._sockets)
+        with self._turn:
+            self._strangers -= 1
+        if known is None:
             return
         _, stream = known
         connection.settimeout(None)  # a member may compute for long; a dead one's node says so
@@ -121,7 +142,8 @@ class Server:
         try:
             while not self._closed:
                 header, arrays = hear(stream)
-                tell(stream, *self._reply(header, arrays))
+                limited = header.get("do") != "snapshot"
+                tell(stream, *self._reply(header, arrays), limited=limited)
         except TransportError:
             pass  # whose it was is gone: others say so
         finally:
@@ -140,7 +162,7 @@ class Server:
             with self._turn:
                 return act(self, header, arrays)
         except RaycloudError as error:
-            return {"error": error.message}, []
+            return {"error": error.message, "kind": type(error).__name__}, []
         except (KeyError, TypeError, ValueError, IndexError) as error:
             return {"error": f"{asked!r:.40} was asked for in a way that is not: {error!r}"}, []
 
@@ -162,13 +184,16 @@ class Server:
         """Stand where a checkpoint does; the first member of a generation who says so counts."""
         generation, step = self._newest(header), int(header["step"])
         if (generation, step) != self._loaded:
-            self._filling = None
+            self._filling, self._written = None, {}
             self._load(step)
             self._loaded = generation, step
         return {}, []
 
     def _enter(self, header: Mapping[str, Any], _: list[Array]) -> Reply:
-        return {"answer": str(self.shard.enter(int(header["generation"]), int(header["step"])))}, []
+        generation, step = int(header["generation"]), int(header["step"])
+        if step < self.shard.step:
+            self._written = {}  # another way may lead there again
+        return {"answer": str(self.shard.enter(generation, step))}, []
 
     def _newest(self, header: Mapping[str, Any]) -> int:
         """The generation that is named; `InternalError`: another one has begun since."""
@@ -181,14 +206,14 @@ class Server:
         generation = self._newest(header)
         if self._filling is None or self._filling[0] < generation:
             address, port, key = header["place"]
-            self._filling = generation, []
+            self._filling, self._waiting_bytes = (generation, []), 0
             place = Place(str(address), int(port), int(key))
             self._threads.thread(self._take_rows, place, generation, name="fills").start()
         return {}, []
 
     def _take_rows(self, place: Place, generation: int) -> None:
         try:
-            stream = connect(place, 0, self._sockets)
+            stream = connect(place, 0, self._sockets, silent_s=_FILLS_S)
             try:
                 tell(stream, {"do": "snapshot"})
                 header, arrays = hear(stream, _MOST_ROWS_BYTES)
@@ -204,8 +229,16 @@ class Server:
                 for asked, told, given in words:
                     _ACTS[asked](self, told, given)
                 self._turn.notify_all()
-        except (RaycloudError, KeyError, TypeError, ValueError) as error:
-            _LOG.warning("the rows of another server could not be had: %s", error)
+        except Exception:  # noqa: BLE001 - the last line before the thread's end
+            self._give_up(generation)
+
+    def _give_up(self, generation: int) -> None:
+        """The rows do not come: who tells this server anything finds it gone, and meets anew."""
+        with self._turn:
+            if self.shard.generation <= generation:
+                self._filling, self.shard.step = None, _NOWHERE
+                for stream in self._streams:
+                    stream.hang_up()
 
     def _snapshot(self, _: Mapping[str, Any], __: list[Array]) -> Reply:
         """All rows, for another server of this shard."""
@@ -231,6 +264,9 @@ class Server:
         if self._filling is None:
             return False
         self._filling[1].append((what, header, arrays))
+        self._waiting_bytes += sum(one.nbytes for one in arrays)
+        if self._waiting_bytes > _MOST_WAITING_BYTES:
+            self._give_up(self._filling[0])
         return True
 
     def _square(self, header: Mapping[str, Any], _: list[Array]) -> Reply:
@@ -256,13 +292,17 @@ class Server:
             raise InternalError(f"step {step} was to be kept, and the rows are as of another")
         if step not in self._written or self._written[step].why:
             arrays = dict(self.shard.arrays())
-            self._written = {step: _Written(threading.Event())}
-            self._threads.thread(self._write, step, arrays, name="writes").start()
+            before = [*self._written.items()][-1:]
+            self._written = {**dict(before), step: (written := _Written(threading.Event()))}
+            self._threads.thread(self._write, step, arrays, written, name="writes").start()
         return {}, []
 
-    def _write(self, step: int, arrays: Mapping[str, Values]) -> None:
-        written = self._written[step]
+    def _write(self, step: int, arrays: Mapping[str, Values], written: _Written) -> None:
         try:
+            if self._number == 0:  # what a start with another number of shards has left
+                strange = [n for n in self._sets(step) if n != self._count]
+                names = self._store.names(f"{directory(step)}/tables-")
+                self._store.remove_all([n for n in names if _shards_in(n) in strange])
             made = io.BytesIO()
             np.savez(made, format=np.array([FORMAT]), **arrays)  # type: ignore[arg-type] # names
             name = file_name(step, self._number, self._count)
@@ -284,12 +324,21 @@ class Server:
         """Stand where a checkpoint does, that any number of shards has written."""
         found: dict[str, list[Values]] = {}
         if step:
-            names = [name for name in self._store.names(directory(step)) if "/tables-" in name]
-            if not names:
-                raise CheckpointError(f"there are no tables of step {step} in {self._store.place}")
-            for name in names:
+            whole = [names for names in self._sets(step).values() if names]
+            if len(whole) != 1:
+                raise CheckpointError(
+                    f"{self._store.place} has {len(whole)} whole sets of tables of step {step}"
+                )
+            for name in whole[0]:
                 self._take(name, found)
         self.shard.load(step, {name: np.concatenate(parts) for name, parts in found.items()})
+
+    def _sets(self, step: int) -> dict[int, list[str]]:
+        """The files of a step by how many shards have written them; none of a set with gaps."""
+        names = {*self._store.names(f"{directory(step)}/")}
+        counts = {int(found[1]) for name in names if (found := _FILE.search(name))}
+        sets = {n: [file_name(step, at, n) for at in range(n)] for n in sorted(counts)}
+        return {n: files if names.issuperset(files) else [] for n, files in sets.items()}
 
     def _take(self, name: str, found: dict[str, list[Values]]) -> None:
         """Of a file, the rows that are this shard's."""

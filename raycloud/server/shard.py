@@ -19,8 +19,6 @@ from raycloud.errors import InternalError
 from raycloud.server.rows import Table
 from raycloud.sync.tables import Ids, TableSpec, Values, summed
 
-_EXPIRES = 64  # steps between two looks for rows that are forgotten, at most
-
 Rows = tuple[Ids, Values]
 Gradients = Mapping[str, Rows]  # by table
 
@@ -49,7 +47,7 @@ class Shard:
         self._undoes = False  # whether the step before can be taken back
         self._pushed: dict[tuple[int, int], dict[int, Gradients]] = {}
         self._sums: tuple[tuple[int, int], dict[str, Rows]] | None = None
-        self._square = (-1, -1), 0.0
+        self._squares: dict[tuple[int, int], float] = {}  # of this step and the one before
 
     def open(self, spec: TableSpec) -> None:
         """Have a table, if it is not there.
@@ -99,13 +97,21 @@ class Shard:
         """The sum of the squares of the step's gradients, before they are scaled.
 
         All members ask, and the last of them may do so after the first has decided the step.
+
+        Raises:
+            InternalError: The step is decided, and nobody had asked before.
         """
         key = step, generation
-        if key != self._square[0]:
+        if key not in self._squares:
+            if step != self.step:
+                raise InternalError(
+                    f"step {step} was asked for, and the rows are as of {self.step}"
+                )
             sums = self._summed(step, generation).values()
             found = float(sum(np.sum(np.square(g, dtype=np.float64)) for _, g in sums))
-            self._square = key, found
-        return self._square[1]
+            self._squares = {k: v for k, v in self._squares.items() if k[0] >= step - 1}
+            self._squares[key] = found
+        return self._squares[key]
 
     def decide(self, step: int, generation: int, scale: float) -> Answer:
         """The step counts, its gradients times `scale`; 0: it changes nothing.
@@ -159,9 +165,7 @@ class Shard:
 
     def _expire(self) -> None:
         for table in self.tables.values():
-            after = table.spec.expire_steps
-            if after is not None and self.step % max(1, min(_EXPIRES, after // 4)) == 0:
-                self._undoes = not table.expire(self.step) and self._undoes
+            self._undoes = not table.expire(self.step) and self._undoes
 
     def arrays(self) -> Iterator[tuple[str, Values]]:
         """All of it: arrays by `<table>/<name>`. Copies."""
@@ -183,4 +187,4 @@ class Shard:
             own = {k.removeprefix(begin): v for k, v in arrays.items() if k.startswith(begin)}
             table.load(own or Table(table.spec).arrays())
         self.step, self.by, self._undoes = step, by, False
-        self._pushed, self._sums = {}, None
+        self._pushed, self._sums, self._squares = {}, None, {}

@@ -292,7 +292,7 @@ class RoleResources(Section):
 
 def _no_server(role: object) -> object:
     if role is not None:
-        raise wrong("servers are not there yet in this version", "leave out resources.server")
+        raise wrong("servers reserve nothing", "leave it out: `servers` says how many there are")
     return role
 
 
@@ -302,7 +302,7 @@ class ResourcesSection(Section):
     worker: RoleResources = Field(default_factory=RoleResources)
     """One worker."""
     server: Annotated[RoleResources | None, BeforeValidator(_no_server)] = None
-    """One server. Servers are not there yet: leave it out."""
+    """One server. Servers reserve nothing: leave it out."""
 
 
 class ServersSection(Section):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 _RATE, _FIRST = "lr", "initial_lr"  # of a group: the rate now, and where its schedule began
-_PLAIN = (bool, int, float)
+_PLAIN = (int, float)
 
 
 class Hyperparameters(Stateful):
@@ -67,6 +67,8 @@ def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers of a group; its rate is that which its schedule begins from."""
     found: dict[str, Any] = {}
     for name, value in group.items():
+        if isinstance(value, bool):  # another kind of optimizer, with other state
+            continue
         if isinstance(value, _PLAIN):
             found[name] = value
         elif isinstance(value, tuple) and all(isinstance(one, _PLAIN) for one in value):

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 TABLES_STREAM = 7
 SILENT_S = 300.0  # it may read a checkpoint; a server that says nothing for so long is lost
 _LOOK_S = 2.0  # between two looks for one that is lost
+_MOST_DOUBLED = 7
+_WRITES_S = 700.0  # longer than a server itself waits
 _UNHEARD = 64  # answers, at most
 HUNG_S = 1.5  # and so is one whose machine acknowledges nothing
 
@@ -55,6 +57,10 @@ _AWAY, _ELSEWHERE, _STANDS = 0.0, 1.0, 3.0  # the last, and more by the generati
 
 class LostServerError(TransportError):
     """A server does not answer any more, or answers again."""
+
+
+class UnfitError(TaskError):
+    """A server says that what it is told is of another table, or step."""
 
 
 class LostRowsError(TransportError):
@@ -71,8 +77,8 @@ class Connections:
         shards: How many there are; known once they have been met.
     """
 
-    def __init__(self, find: Find) -> None:
-        self.find = find
+    def __init__(self, find: Find, silent_s: float = SILENT_S) -> None:
+        self.find, self._silent_s = find, silent_s
         self.shards = 0
         self._places: dict[Name, Place] = {}
         self._streams: dict[Name, Stream] = {}
@@ -90,11 +96,13 @@ class Connections:
         for shard, some in enumerate(places):
             for number, place in enumerate(some):
                 name = shard, number
-                if place is None or place != self._places.get(name):
+                if place is not None and place != self._places.get(name):
                     self.drop(name)
                 if place is not None and name not in self._streams:
                     with contextlib.suppress(TransportError):
-                        self._streams[name] = connect(place, 0, silent_s=SILENT_S, hung_s=HUNG_S)
+                        self._streams[name] = connect(
+                            place, 0, silent_s=self._silent_s, hung_s=HUNG_S
+                        )
                         self._places[name], self._unheard[name] = place, 0
         return [[(shard, at) for at in range(len(some))] for shard, some in enumerate(places)]
 
@@ -182,7 +190,8 @@ class Connections:
 
 def _answered(header: dict[str, Any], arrays: list[Array]) -> Reply:
     if "error" in header:
-        raise TaskError(f"a server says: {header['error']}")
+        kind = UnfitError if header.get("kind") == "InternalError" else TaskError
+        raise kind(f"a server says: {header['error']}")
     return header, arrays
 
 
@@ -225,6 +234,8 @@ class Tables(Stateful):
         self._codec, self._seat = CODECS[job.sync_point.codec], seat
         self._connections: Connections | None = None
         self._view, self._closed = View(), False
+        self._decided: dict[str, Any] = {}  # what was told last
+        self._vain: dict[Name, int] = {}  # how often a server was met that not all reach
         self._generation = self._step = -1
         self._trying = self._pushed = False
         self._plain = 0  # bytes of what was told, without a codec and copies
@@ -322,15 +333,19 @@ class Tables(Stateful):
         self._read.clear()
         self._generation, self._step, self._pushed = generation, step, False
         self.returned = False
-        if len(self._view.all) < len(every):
-            lost = {name for name in every if name not in self._view.all}
-            Thread(target=self._await_lost, args=(lost, generation), daemon=True).start()
+        lost = {name for name in every if name not in self._view.all}
+        met = {name for name, value in zip(every, seen, strict=True) if value != _AWAY}
+        self._vain = {name: self._vain.get(name, 0) + 1 for name in lost & met}
+        if lost:
+            pause_s = _LOOK_S * 2.0 ** min(max(self._vain.values(), default=0), _MOST_DOUBLED)
+            given = lost, generation, pause_s
+            Thread(target=self._await_lost, args=given, name="lost", daemon=True).start()
 
-    def _await_lost(self, lost: set[Name], generation: int) -> None:
+    def _await_lost(self, lost: set[Name], generation: int, pause_s: float) -> None:
         """Until all that a generation lacks are there again, or it is over."""
         pause, connections = Event(), self._connections
         while connections is not None and self._generation == generation and not self._closed:
-            pause.wait(_LOOK_S)
+            pause.wait(pause_s)
             with contextlib.suppress(TransportError):
                 places = connections.find()
                 if all(places[shard][number] is not None for shard, number in lost):
@@ -345,6 +360,9 @@ class Tables(Stateful):
         try:
             for spec in self._specs.values():
                 connections.ask_each([name], {"do": "open", "spec": asdict(spec)})
+            if self._decided:  # it may not have come, where the generation was given up just then
+                with contextlib.suppress(TaskError):  # this server has other rows
+                    connections.ask_each([name], self._decided)
             asked = {"do": "look", "generation": generation, "step": step}
             found = connections.ask_each([name], asked)[name]
         except TransportError:
@@ -355,6 +373,11 @@ class Tables(Stateful):
         assert self._connections is not None  # noqa: S101 - `enter` has looked
         try:
             self._connections.ask_each(names, {"do": "load", **told})
+        except UnfitError as error:
+            raise TaskError(
+                f"the checkpoint of step {told['step']} has other tables: {error.message}",
+                hint="go on with the tables that the run began with",
+            ) from error
         except TaskError as error:
             raise LostRowsError(error.message) from error
 
@@ -476,7 +499,7 @@ class Tables(Stateful):
         """See `Stateful.commit`; who catches up has nothing to say: others have said it."""
         if step.sums is None:
             self._decide(step.step, self.scale)
-        self._forget(step.step + 1)
+            self._forget(step.step + 1)
 
     def pass_over(self, step: int) -> None:
         """The step changes nothing."""
@@ -486,6 +509,7 @@ class Tables(Stateful):
     def _decide(self, step: int, scale: float) -> None:
         if self._connections is not None and self._generation >= 0:
             told = {"do": "decide", "step": step, "generation": self._generation, "scale": scale}
+            self._decided = told
             self._connections.tell_each(self._view.all, told)
 
     def _forget(self, step: int) -> None:
@@ -514,10 +538,15 @@ class Tables(Stateful):
         readers, find = [*self._view.readers], self._connections.find
         self._connections.ask_each(readers, {"do": "save", "step": step})
 
+        tried = False
+
         def wait() -> None:
-            beside = Connections(find)
+            nonlocal tried
+            beside, again, tried = Connections(find, _WRITES_S), tried, True
             try:
                 beside.meet()
+                if again:  # nobody goes on from the last step: it is still there to be kept
+                    beside.ask_each(readers, {"do": "save", "step": step})
                 beside.ask_each(readers, {"do": "wait", "step": step})
             except (TaskError, TransportError) as error:
                 raise StoreError(f"the tables of step {step} are not kept: {error}") from error

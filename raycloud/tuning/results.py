@@ -85,6 +85,13 @@ class Trial:
         """Where it stands."""
         return self.measured[-1] if self.measured else None
 
+    @property
+    def money(self) -> float:
+        """What its machines have cost, without those of whom it has begun as; 0: nobody knows."""
+        spent = (self.last.money if self.last else None) or 0.0
+        before = (self.measured[0].money if self.fork and self.measured else None) or 0.0
+        return spent - before
+
 
 @dataclass
 class Results:

@@ -244,7 +244,9 @@ class Loop:
         }
         first: Callable[[], None] | None = None
         if self.seat.part == 0:  # what is the same on every member; how an epoch goes on
-            first = None if replica.tables is None else replica.tables.save(self.step)
+            if replica.tables is not None:
+                self._context.saver.wait()
+                first = replica.tables.save(self.step)
             values |= replica.state.values()
             order = self._context.collate.order
             layout = order.layout_in(position.epoch) if position.offset else None

@@ -143,7 +143,7 @@ class Transition:
             tables.enter(generation, step, lane.gather)
         except LostRowsError as error:
             why = f"servers do not have the tables' rows any more ({error.message})"
-            raise RollbackError(step + 1, why, None) from error
+            raise RollbackError(step, why, None) from error
 
     def leave(self) -> None:
         """The generation is over, and with it what is on its way to newcomers."""

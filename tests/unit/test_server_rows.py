@@ -151,13 +151,43 @@ def test_an_id_is_admitted_once_enough_steps_have_named_it() -> None:
         assert (each.read(one) != initial(table.spec, one)).all()
 
 
+def test_a_step_taken_back_has_named_nobody() -> None:
+    table = Table(spec(admit_after=2))
+    one = np.array([5])
+    table.apply(one, np.ones((1, 3)), 0)
+    table.take_back()
+    table.apply(one, np.ones((1, 3)), 0)
+    assert table.count == 0
+    table.apply(one, np.ones((1, 3)), 1)
+    assert table.count == 1
+
+
+def test_who_waits_is_forgotten_too_and_that_cannot_be_taken_back() -> None:
+    table = Table(spec(admit_after=3, expire_steps=4))
+    one = np.array([5])
+    for step in range(3):
+        table.apply(one, np.ones((1, 3)), step)
+        assert table.expire(step + 1) is False
+        table.take_back()
+        table.apply(one, np.ones((1, 3)), step)
+        if step == 1:
+            break
+    table.apply(np.array([6]), np.ones((1, 3)), 3)
+    assert table.expire(4)
+    table.take_back()
+    for step in range(4, 6):
+        table.apply(one, np.ones((1, 3)), step)
+    assert table.count == 0
+
+
 def test_what_no_step_names_is_forgotten() -> None:
     table = Table(spec(expire_steps=10))
     table.apply(np.array([1, 2]), np.ones((2, 3)), 0)
     table.apply(np.array([2]), np.ones((1, 3)), 8)
     kept = table.read(np.array([2]))
-    assert table.expire(10) == 0
-    assert table.expire(11) == 1
+    assert not table.expire(10)
+    assert not table.expire(11)  # it looks every other step
+    assert table.expire(12)
     assert (table.read(np.array([1])) == initial(table.spec, np.array([1]))).all()
     assert (table.read(np.array([2])) == kept).all()
 

@@ -208,7 +208,7 @@ def test_a_lost_server_is_told_and_its_rows_are_missed(
         fleet.step(3)
     assert fleet.replicas[0].kept is None
     fleet.servers = [servers[0], Server(1, 2, open_store(tmp_path), "127.0.0.1")]
-    with pytest.raises(LostRowsError, match="no tables of step"):
+    with pytest.raises(LostRowsError, match="0 whole sets of tables of step 3"):
         fleet.enter()
     fleet.servers[1].close()
 
@@ -345,4 +345,81 @@ def test_a_server_that_some_do_not_reach_is_of_no_use_to_any(
     assert {one.shard.step for one in servers} == {3}  # nobody has told them more
     wait_for("all words", lambda: {one.shard.step for one in copies} == {FEW})
     for one in copies:
+        one.close()
+
+
+def test_only_a_whole_set_of_files_is_gone_on_from(servers: list[Server], tmp_path: Path) -> None:
+    fleet, store = Served(servers, [8]), open_store(tmp_path)
+    for number in range(3):
+        fleet.step(number)
+    tables = fleet.replicas[0].tables
+    assert tables is not None
+    strange = file_name(3, 1, 3)  # of a start with three shards, that was killed
+    store.write(strange, [b"half"])
+    tables.save(3)()
+    assert not store.exists(strange)
+    kept = fleet.rows()
+    store.remove_all([file_name(3, 1, 2)])  # it was never written
+    fresh = [Server(at, 2, store, "127.0.0.1") for at in range(2)]
+    fleet.servers = fresh
+    with pytest.raises(LostRowsError, match="0 whole sets"):
+        fleet.enter()
+    fleet.servers = servers  # who still have the rows
+    fleet.enter()
+    assert (fleet.rows() == kept).all()
+    for one in fresh:
+        one.close()
+
+
+def test_what_is_kept_on_a_second_way_to_a_step_is_that_way_s(
+    servers: list[Server], tmp_path: Path
+) -> None:
+    fleet = Served(servers, [8])
+    tables = fleet.replicas[0].tables
+    assert tables is not None
+
+    def go(first: int, last: int) -> None:
+        for number in range(first, last):
+            fleet.step(number)
+
+    go(0, 2)
+    tables.save(2)()
+    go(2, 4)
+    tables.save(4)()
+    first = fleet.rows()
+    fleet.generation, fleet.number = fleet.generation + 1, 2
+    fleet.enter()  # back
+    tables.pass_over(2)  # the second way leaves it out
+    tables.pass_over(3)
+    second = fleet.rows()
+    tables.save(4)()
+    fleet.servers = [Server(at, 2, open_store(tmp_path), "127.0.0.1") for at in range(2)]
+    fleet.number = 4
+    fleet.enter()
+    assert (fleet.rows() == second).all()
+    assert (second != first).any()
+    for one in fleet.servers:
+        one.close()
+
+
+def test_a_checkpoint_of_other_tables_is_no_lost_one(servers: list[Server], tmp_path: Path) -> None:
+    fleet = Served(servers, [8])
+    for number in range(2):
+        fleet.step(number)
+    tables = fleet.replicas[0].tables
+    assert tables is not None
+    tables.save(2)()
+    others = [Server(at, 2, open_store(tmp_path), "127.0.0.1") for at in range(2)]
+    single = Served(others, [8], settings={"single": True})
+    single.number = 2
+    fresh = [Server(at, 2, open_store(tmp_path), "127.0.0.1") for at in range(2)]
+    wide: Any = single.replicas[0].model
+    wide.look = raycloud.Embedding(5)
+    changed = Tables.of(wide, single.job, lambda: (0, 1))
+    assert changed is not None
+    OPEN.append(changed)
+    changed.serve(lambda: [[one.place] for one in fresh])
+    with pytest.raises(TaskError, match="other tables"):
+        changed.enter(5, 2, lambda values: [values])
+    for one in (*others, *fresh):
         one.close()
