@@ -234,7 +234,8 @@ class Tables(Stateful):
         self._codec, self._seat = CODECS[job.sync_point.codec], seat
         self._connections: Connections | None = None
         self._view, self._closed = View(), False
-        self._decided: dict[str, Any] = {}  # what was told last
+        # What was told last, and whom: one that was started again since must not take it.
+        self._decided: tuple[dict[str, Any], dict[Name, Place]] = {}, {}
         self._vain: dict[Name, int] = {}  # how often a server was met that not all reach
         self._generation = self._step = -1
         self._trying = self._pushed = False
@@ -360,9 +361,10 @@ class Tables(Stateful):
         try:
             for spec in self._specs.values():
                 connections.ask_each([name], {"do": "open", "spec": asdict(spec)})
-            if self._decided:  # it may not have come, where the generation was given up just then
-                with contextlib.suppress(TaskError):  # this server has other rows
-                    connections.ask_each([name], self._decided)
+            told, whom = self._decided
+            if whom.get(name) == connections.place(name):
+                # It may not have come, where the generation was given up just then.
+                connections.ask_each([name], told)
             asked = {"do": "look", "generation": generation, "step": step}
             found = connections.ask_each([name], asked)[name]
         except TransportError:
@@ -509,7 +511,8 @@ class Tables(Stateful):
     def _decide(self, step: int, scale: float) -> None:
         if self._connections is not None and self._generation >= 0:
             told = {"do": "decide", "step": step, "generation": self._generation, "scale": scale}
-            self._decided = told
+            places = {name: self._connections.place(name) for name in self._view.all}
+            self._decided = told, places
             self._connections.tell_each(self._view.all, told)
 
     def _forget(self, step: int) -> None:

@@ -127,6 +127,7 @@ class GradientExchange:
             self._flags.renew()
         self._works = []
         self._broken = None
+        self._hears = False  # an exchange may have been begun, and given up before all was sent
         self._transport = transport
         self._strategy.connect(transport)
 

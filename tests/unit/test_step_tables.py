@@ -288,6 +288,26 @@ def test_evaluation_makes_no_rows(servers: list[Server]) -> None:
     assert fleet.position == Position()
 
 
+def lost_as_it_is_told(fleet: Served, server: Server) -> None:
+    """A server ends while the first member tells it its part of step 3; all of it is computed."""
+    first = fleet.replicas[0].tables
+    assert first is not None
+    push = first.push
+
+    def lose() -> None:
+        server.close()
+        push()
+
+    first.push = lose  # type: ignore[method-assign] # what happens just before it
+    with pytest.raises(TransportError):
+        fleet.compute(3)
+    first.push = push  # type: ignore[method-assign]
+    for replica in fleet.replicas:
+        assert replica.kept is not None or replica is fleet.replicas[1]
+        replica.suspend()
+        replica.discard()  # what is kept, others in this test compute again
+
+
 def test_a_copy_takes_over_and_what_comes_back_is_filled(
     servers: list[Server], tmp_path: Path
 ) -> None:
@@ -298,11 +318,7 @@ def test_a_copy_takes_over_and_what_comes_back_is_filled(
     fleet = Served(servers, [5, 3], copies)
     for number in range(3):
         fleet.step(number)
-    servers[1].close()
-    with pytest.raises(TransportError):
-        fleet.step(3)
-    for replica in fleet.replicas:
-        replica.discard()
+    lost_as_it_is_told(fleet, servers[1])
     fleet.servers = [servers[0], new(1)]  # it is started again, and has nothing
     fleet.join(fleet.replicas, fleet.shares)
     for number in range(3, 6):
@@ -346,6 +362,24 @@ def test_a_server_that_some_do_not_reach_is_of_no_use_to_any(
     wait_for("all words", lambda: {one.shard.step for one in copies} == {FEW})
     for one in copies:
         one.close()
+
+
+def test_what_was_decided_is_told_again_but_not_to_who_has_no_rows(
+    servers: list[Server], tmp_path: Path
+) -> None:
+    fleet = Served(servers, [8])
+    tables = fleet.replicas[0].tables
+    assert tables is not None
+    fleet.step(0)
+    tables.hang_up()  # the generation is given up before the next word
+    fleet.generation += 1
+    fleet.enter()
+    assert {one.shard.step for one in servers} == {1}
+    fleet.servers = [servers[0], Server(1, 2, open_store(tmp_path), "127.0.0.1")]
+    fleet.generation += 1
+    with pytest.raises(LostRowsError, match="0 whole sets of tables of step 1"):
+        fleet.enter()
+    fleet.servers[1].close()
 
 
 def test_only_a_whole_set_of_files_is_gone_on_from(servers: list[Server], tmp_path: Path) -> None:
