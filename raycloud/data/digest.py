@@ -13,9 +13,10 @@ import os
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from functools import cached_property
 from hashlib import blake2b
 from itertools import chain
@@ -200,6 +201,24 @@ def code_digest(task: Task) -> str:
     if type(task).preprocess is Task.preprocess:
         return "as-read"
     return _Walk(task).attribute("preprocess").hex()
+
+
+def rows_digest(task: Task, sources: Mapping[str, Source]) -> str | None:
+    """The digest of what decides the rows of these sources, by split, beside the files' content.
+
+    Tasks of the same digest have the same rows. None: it cannot be told, as of a `dataset` in
+    memory that has no `key`.
+    """
+    walk, found = _Walk(task), dict[str, list[str]]()
+    try:
+        for split, source in sorted(sources.items()):
+            if source.dataset is not None and source.key is None:
+                return None
+            named = [f.name for f in fields(source) if f.name != "dataset"]
+            found[split] = [walk.of(getattr(source, name)).hex() for name in named]
+        return combined(code_digest(task), found)
+    except (_OpaqueError, TaskError):
+        return None
 
 
 class _Walk:

@@ -349,12 +349,12 @@ class RunInputs:
         self._told: set[str] = set()
         self.known = read_known(self._file) if session.resume else ()
         self.pipeline = pipeline_name()
+        self._own_pipeline = ""
         if pool.pipelines and not session.job.data.refresh:
             before = read_pipeline(self._file) if self.known else ""
-            if not self.known:
-                self.pipeline = shared_name(session, pool.pipelines)
-            elif before.startswith(pool.pipelines):  # of these very inputs, and still there
-                self.pipeline = before
+            if not self.known or before.startswith(pool.pipelines):  # by which they were read
+                self.pipeline = before or shared_name(session, pool.pipelines)
+                self._own_pipeline = f"{self.pipeline}-{settings_digest(session.job)}"
 
     def begin(self) -> None:
         """Start the pipeline before members are there to ask, if the task looks as if they will.
@@ -375,7 +375,12 @@ class RunInputs:
 
     def config_fields(self) -> dict[str, Any]:
         """What members are told, as fields of `MemberConfig`."""
-        return {"pipeline": self.pipeline, "known": self.known, "home": node_id_here()}
+        return {
+            "pipeline": self.pipeline,
+            "own_pipeline": self._own_pipeline,
+            "known": self.known,
+            "home": node_id_here(),
+        }
 
     def keep(self, event: Event) -> None:
         """Keep which inputs the training samples come from, before a checkpoint counts on them."""
@@ -423,16 +428,22 @@ class RunInputs:
 
 
 def shared_name(session: Session, prefix: str) -> str:
-    """The name of a pipeline for all runs whose data is prepared alike.
+    """The name of a pipeline for all runs whose data may be prepared alike.
 
-    They have the same task, settings and `data`, and so many micro-batches a step that samples are
-    dealt to the same lanes.
+    They have the same task and `data`, and so many micro-batches a step that samples are dealt to
+    the same lanes. Whose settings make other rows of it finds that out (`RayProvider.provide`).
     """
     job = session.job
     lanes = lanes_of(job.global_batch, job.micro_batch)
-    same = [session.code.digest, job.seed, lanes, job.settings, job.data.model_dump(mode="json")]
+    same = [session.code.digest, job.seed, lanes, job.data.model_dump(mode="json")]
     told = json.dumps(same, sort_keys=True, default=repr)
     return f"{prefix}-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+
+
+def settings_digest(job: Job) -> str:
+    """A short name for a job's settings."""
+    told = json.dumps(job.settings, sort_keys=True, default=repr)
+    return hashlib.sha256(told.encode()).hexdigest()[:8]
 
 
 def pipeline_name() -> str:

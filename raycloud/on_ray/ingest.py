@@ -17,6 +17,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycloud.clock import SystemClock
+from raycloud.data.digest import rows_digest
 from raycloud.data.index import HELD_OUT, TRAIN, Prepared
 from raycloud.data.location import is_local, locate
 from raycloud.errors import InternalError
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from raycloud.data.location import File
     from raycloud.packing.code import TaskCode
     from raycloud.spec import Job
-    from raycloud.task import Task
+    from raycloud.task import Splits, Task
 
 _THREADS = 64  # members wait in one while others ask
 
@@ -63,11 +64,15 @@ class PipelineConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ready:
-    """Data by split, actors that hold its blocks by node, and notices: told to who asks next."""
+    """Data by split, actors that hold its blocks by node, and notices: told to who asks next.
+
+    `rows` is the `rows_digest` of it.
+    """
 
     prepared: Mapping[str, Prepared]
     handles: Mapping[str, Any]
     notices: Told
+    rows: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +99,7 @@ class Pipeline:
         self._notices: list[tuple[str, Mapping[str, Any]]] = []
         self._blocks = ClusterBlocks(own, me, self._notice)
         self._nodes: list[str] | None = None
+        self._rows: str | None = None
         self._splits: dict[str, SplitIngest] = {}
         self._versions: dict[int, Index] = {}  # of the training samples
         self._seen: list[File] = []
@@ -106,7 +112,9 @@ class Pipeline:
         """
         prepared = self._prepared()
         handles = dict(self._blocks.handles)
-        return Ready(prepared=prepared, handles=handles, notices=self._take_notices())
+        return Ready(
+            prepared=prepared, handles=handles, notices=self._take_notices(), rows=self._rows
+        )
 
     def begin(self) -> None:
         """Have the data prepared, before there are members to ask for it."""
@@ -173,6 +181,7 @@ class Pipeline:
         self._splits = {TRAIN: train}
         if isinstance(splits.held_out, Source):
             self._splits[HELD_OUT] = SplitIngest(task, splits.held_out, HELD_OUT, self._blocks)
+        self._rows = rows_of(task, splits)
         self._nodes = self._seeing(splits.train)
         prepared = {name: split.run(self._readers(None)) for name, split in self._splits.items()}
         self._versions[config.version] = prepared[TRAIN].index
@@ -275,6 +284,12 @@ class PipelineActor:
     def call(self, method: str, *args: Any) -> Any:
         """What a method of `Pipeline` returns, or the `RaycloudError` that it raised."""
         return answer(self._pipeline, method, *args)
+
+
+def rows_of(task: Task, splits: Splits) -> str | None:
+    """The `rows_digest` of a task's splits that go through a pipeline."""
+    named = {TRAIN: splits.train, HELD_OUT: splits.held_out}
+    return rows_digest(task, {n: one for n, one in named.items() if isinstance(one, Source)})
 
 
 def pipeline_of(name: str, config: Any, home: str, *, after: int = -1) -> tuple[int, Any]:

@@ -5,6 +5,7 @@ What reads blocks is loaded where there are some: a task with samples of its own
 
 from __future__ import annotations
 
+from dataclasses import replace
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
@@ -107,9 +108,16 @@ class RayProvider:
                 raise LostServerError("no server of a shard of tables is there")
             Event().wait(_ANSWERS_S)
 
-    def provide(self, task: Task, splits: Splits) -> Provided:  # noqa: ARG002 - see `Provider`
+    def provide(self, task: Task, splits: Splits) -> Provided:
         """The samples of both splits: see `Provider.provide`."""
+        from raycloud.on_ray.ingest import rows_of
+
         ready: Ready = self._call("prepare")
+        if self._config.own_pipeline:
+            own = rows_of(task, splits)
+            if own is None or own != ready.rows:
+                self._leave_shared()
+                ready = self._call("prepare")
         self._connect(ready)
         self._warm()
         samples = {name: self._samples(one.index) for name, one in ready.prepared.items()}
@@ -255,6 +263,13 @@ class RayProvider:
                     config.pipeline, told, config.home or self._node, after=self._dead
                 )
             return self._pipeline
+
+    def _leave_shared(self) -> None:
+        """The pipeline of other runs has other rows than this one's."""
+        name = self._config.own_pipeline
+        with self._lock:
+            self._config = replace(self._config, pipeline=name, own_pipeline="")
+            self._pipeline, self._number, self._dead = None, -1, -1
 
     def _forget(self, pipeline: Any, *, dead: bool) -> None:
         with self._lock:

@@ -36,7 +36,9 @@ class MemberConfig:
     `mark` what shows that all members see that place (empty: they share a node);
     `resume_step` names the one to start from, None for the beginning. `pipeline` is the name that
     the run's members find their data's pipeline by, and `home` the node that it is on, the
-    driver's; `known` are the inputs that the run has read before, in their order. `collators` are
+    driver's; other runs may share it, and `own_pipeline` is the name of one for settings that make
+    other rows (empty: nobody shares it). `known` are the inputs that the run has read before, in
+    their order. `collators` are
     the names of the processes that make batches in the members' place, and `servers`, by shard, of
     those that hold rows of tables. `only_steps` ends it after
     so many steps, whatever the job's length, which the task's schedule is made for all the same.
@@ -57,6 +59,7 @@ class MemberConfig:
     resume_step: int | None = None
     only_steps: int | None = None
     pipeline: str = ""
+    own_pipeline: str = ""
     known: tuple[Input, ...] = ()
     home: str = ""
     price_per_hour: float | None = None

@@ -105,6 +105,19 @@ def test_all_trials_come_to_their_end_on_the_same_seats(tmp_path: Path) -> None:
     wait_for("nothing reserved", nothing_reserved, seconds=GONE_S)
 
 
+def test_settings_that_the_data_does_not_follow_share_a_pipeline(tmp_path: Path) -> None:
+    space = {"settings.lr": {"choice": [1e-3, 2e-3]}, "settings.length": {"choice": [64, 128]}}
+    found = sweep(tiny(10), space=space, searcher="grid", directory=tmp_path / "swept")
+    assert [trial.status for trial in found.trials] == ["finished"] * 4
+    seconds: dict[int, set[float]] = {}
+    for trial, run in zip(found.trials, runs_of(found), strict=True):
+        told = [one for one in of_kind(DataPrepared, events(run)) if one.split == "train"]
+        seconds.setdefault(trial.point["settings.length"], set()).update(o.seconds for o in told)
+    shared, own = sorted(seconds.values(), key=len)
+    assert len(shared) == 1  # of both rates
+    assert len(own - shared) == 2
+
+
 @pytest.mark.full
 def test_trials_end_early_and_their_seats_are_another_s(tmp_path: Path) -> None:
     found = sweep(

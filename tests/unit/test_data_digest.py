@@ -13,10 +13,10 @@ import pytest
 
 from raycloud.clock import VirtualClock
 from raycloud.data import digest as digest_module
-from raycloud.data.digest import combined, inputs_of, table_digest
+from raycloud.data.digest import combined, inputs_of, rows_digest, table_digest
 from raycloud.data.location import File, locate
 from raycloud.errors import DataError
-from raycloud.task import Source
+from raycloud.task import Source, Task
 
 
 def inputs(source: Source, root: Path, now_s: float = 1e10) -> list[str]:
@@ -125,6 +125,43 @@ def test_a_table_is_known_by_its_rows() -> None:
         whole.set_column(0, "x", whole["x"].cast(pa.int32())),
     ):
         assert table_digest([other]) != table_digest([whole])
+
+
+class Cut(Task):
+    """Its rows follow from `length` and `path` alone."""
+
+    def __init__(self, *, length: int = 4, rate: float = 0.1, path: str = "a.txt") -> None:
+        self.length, self.rate, self.path = length, rate, path
+
+    def preprocess(self, rows: Any) -> Any:
+        return {"text": [one[: self.length] for one in rows["text"]]}
+
+    model = loss = optimizer = data = None  # type: ignore[assignment] # nobody asks for them
+
+    def digest(self, **source: Any) -> str | None:
+        def taken(name: str) -> bool:
+            return name.endswith(self.path)
+
+        given = {"path": "d", "select": taken, **source}
+        return rows_digest(self, {"train": Source(**given)})
+
+
+def test_tasks_of_the_same_rows_are_known_as_such() -> None:
+    plain = Cut().digest()
+    assert plain is not None
+    assert plain == Cut(rate=0.2).digest()
+    others = [
+        Cut(length=5).digest(),
+        Cut(path="b.txt").digest(),
+        Cut().digest(path="e"),
+        Cut().digest(required=["text"]),
+        Cut().digest(path=None, dataset=pa.table({"text": ["a"]}), key="rows"),
+    ]
+    assert None not in others
+    assert len({plain, *others}) == 6
+    assert Cut().digest(path=None, dataset=pa.table({"text": ["a"]})) is None
+    with Path(os.devnull).open() as opaque:
+        assert Cut().digest(filesystem=opaque) is None
 
 
 def test_combined_keeps_parts_apart() -> None:
