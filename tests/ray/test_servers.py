@@ -139,6 +139,7 @@ def test_a_server_that_is_lost_before_any_checkpoint(tmp_path: Path, ray_tmpdir:
     check(run.directory, one)
 
 
+@pytest.mark.full
 def test_another_number_of_servers_and_workers_goes_on(tmp_path: Path) -> None:
     one = looked(2, 2, steps=20)
     raycloud.train(one, run_dir=tmp_path / "run")
