@@ -150,11 +150,6 @@ class Table:
         """How many rows it has."""
         return self._index.count
 
-    @property
-    def bytes(self) -> int:
-        """What they take, with what is kept beside them."""
-        return sum(one.nbytes for one in self._held.values())
-
     def read(self, ids: Ids) -> Values:
         """Rows of these ids, shape (ids, width); those that have none are as they would begin."""
         numbers = self._index.find(ids)

@@ -100,6 +100,20 @@ class Server:
         self._streams: set[Stream] = set()
         self._strangers = 0
         self._closed = False
+        self._acts: dict[str, Callable[[Mapping[str, Any], list[Array]], Reply]] = {
+            "open": self._open,
+            "look": self._look,
+            "load": self._load_all,
+            "enter": self._enter,
+            "fill": self._fill,
+            "snapshot": self._snapshot,
+            "push": self._push,
+            "square": self._square,
+            "decide": self._decide,
+            "read": self._read,
+            "save": self._save,
+            "wait": self._wait,
+        }
         self._door, self.place = listen(address, sockets)
         self._door.settimeout(None)
         threads.thread(self._accept, name="server").start()
@@ -153,14 +167,14 @@ class Server:
 
     def _reply(self, header: Mapping[str, Any], arrays: list[Array]) -> Reply:
         asked = header.get("do")
-        act = _ACTS.get(asked) if isinstance(asked, str) else None
+        act = self._acts.get(asked) if isinstance(asked, str) else None
         try:
             if act is None:
                 raise InternalError(f"a server was asked for {asked!r:.40}")
             if asked == "wait":
-                return act(self, header, arrays)
+                return act(header, arrays)
             with self._turn:
-                return act(self, header, arrays)
+                return act(header, arrays)
         except RaycloudError as error:
             return {"error": error.message, "kind": type(error).__name__}, []
         except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -227,7 +241,7 @@ class Server:
                 self.shard.load(int(header["step"]), named, int(header["by"]))
                 self.shard.enter(generation, self.shard.step)
                 for asked, told, given in words:
-                    _ACTS[asked](self, told, given)
+                    self._acts[asked](told, given)
                 self._turn.notify_all()
         except Exception:  # noqa: BLE001 - the last line before the thread's end
             self._give_up(generation)
@@ -357,25 +371,3 @@ class Server:
             table, _, kind = path.rpartition("/")
             of = "waiting" if kind in {"waiting", "named"} else "ids"
             found.setdefault(path, []).append(values[own[f"{table}/{of}"]])
-
-    def _count_rows(self, _: Mapping[str, Any], __: list[Array]) -> Reply:
-        tables = self.shard.tables.items()
-        rows = {name: [table.count, table.bytes] for name, table in tables}
-        return {"rows": rows, "step": self.shard.step, "filling": self._filling is not None}, []
-
-
-_ACTS: dict[str, Callable[[Server, Mapping[str, Any], list[Array]], Reply]] = {
-    "open": Server._open,  # noqa: SLF001 - its own
-    "look": Server._look,  # noqa: SLF001
-    "load": Server._load_all,  # noqa: SLF001
-    "enter": Server._enter,  # noqa: SLF001
-    "fill": Server._fill,  # noqa: SLF001
-    "snapshot": Server._snapshot,  # noqa: SLF001
-    "push": Server._push,  # noqa: SLF001
-    "square": Server._square,  # noqa: SLF001
-    "decide": Server._decide,  # noqa: SLF001
-    "read": Server._read,  # noqa: SLF001
-    "save": Server._save,  # noqa: SLF001
-    "wait": Server._wait,  # noqa: SLF001
-    "count": Server._count_rows,  # noqa: SLF001
-}

@@ -24,7 +24,7 @@ import torch
 
 from raycloud.checkpoint import StoreError
 from raycloud.embedding import Embedding
-from raycloud.errors import TaskError, TransportError
+from raycloud.errors import InternalError, TaskError, TransportError
 from raycloud.net.messages import Array, hear, tell
 from raycloud.net.stream import connect
 from raycloud.order import stream_seed
@@ -371,10 +371,14 @@ class Tables(Stateful):
             return _AWAY
         return _STANDS + found["by"] if found["stands"] else _ELSEWHERE
 
+    def _served(self) -> Connections:
+        if self._connections is None:
+            raise InternalError("rows are asked for, and nobody knows a server")
+        return self._connections
+
     def _load(self, names: Sequence[Name], told: Mapping[str, Any]) -> None:
-        assert self._connections is not None  # noqa: S101 - `enter` has looked
         try:
-            self._connections.ask_each(names, {"do": "load", **told})
+            self._served().ask_each(names, {"do": "load", **told})
         except UnfitError as error:
             raise TaskError(
                 f"the checkpoint of step {told['step']} has other tables: {error.message}",
@@ -415,13 +419,13 @@ class Tables(Stateful):
         return rows[np.searchsorted(known, ids)]
 
     def _asked(self, name: str, ids: Ids) -> Values:
-        assert self._connections is not None  # noqa: S101 - `_values` has looked
+        connections = self._served()
         found = np.empty((len(ids), self._specs[name].width), self._specs[name].dtype)
-        shards, readers = shard_of(ids, self._connections.shards), self._view.readers
+        shards, readers = shard_of(ids, connections.shards), self._view.readers
         parts = {readers[shard]: np.flatnonzero(shards == shard) for shard in np.unique(shards)}
         header = {"do": "read", "table": name, "step": self._step}
         asked = {server: (header, [ids[at]]) for server, at in parts.items()}
-        for server, (_, [rows]) in self._connections.ask(asked).items():
+        for server, (_, [rows]) in connections.ask(asked).items():
             found[parts[server]] = rows
         return found
 
@@ -468,7 +472,9 @@ class Tables(Stateful):
         for shard, (names, arrays) in told.items():
             word = {**header, "tables": names}, arrays
             words |= dict.fromkeys(self._view.tellers[shard], word)
-        self._connections.ask(words)
+        for answer, _ in self._connections.ask(words).values():
+            if answer.get("answer") == "old term":
+                raise LostServerError("the generation is over: the servers are told by another")
         self._pushed = True
 
     def take_bytes(self) -> tuple[int, int]:
@@ -537,9 +543,9 @@ class Tables(Stateful):
         Raises:
             TransportError: A server is lost.
         """
-        assert self._connections is not None  # noqa: S101 - a generation has begun
-        readers, find = [*self._view.readers], self._connections.find
-        self._connections.ask_each(readers, {"do": "save", "step": step})
+        connections, readers = self._served(), [*self._view.readers]
+        find = connections.find
+        connections.ask_each(readers, {"do": "save", "step": step})
 
         tried = False
 
