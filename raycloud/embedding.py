@@ -114,10 +114,7 @@ class Embedding(nn.Module):
         if ids.dtype != torch.int64:
             raise TypeError(f"ids are {ids.dtype}: give torch.int64")
         unlike, places = torch.unique(ids.detach(), return_inverse=True)
-        return nn.functional.embedding(places, self._fetched(self._rows, unlike))
-
-    def _fetched(self, rows: Rows, unlike: torch.Tensor) -> torch.Tensor:
-        return rows(self._name, unlike)
+        return nn.functional.embedding(places, self._rows(self._name, unlike))
 
     def extra_repr(self) -> str:
         """What `repr` shows."""

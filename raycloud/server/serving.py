@@ -318,7 +318,8 @@ class Server:
                 names = self._store.names(f"{directory(step)}/tables-")
                 self._store.remove_all([n for n in names if _shards_in(n) in strange])
             made = io.BytesIO()
-            np.savez(made, format=np.array([FORMAT]), **arrays)  # type: ignore[arg-type] # names
+            named: dict[str, Any] = {"format": np.array([FORMAT]), **arrays}
+            np.savez(made, **named)
             name = file_name(step, self._number, self._count)
             self._store.write(name, [made.getbuffer()])
         except CheckpointError as error:

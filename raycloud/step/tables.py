@@ -300,13 +300,10 @@ class Tables(Stateful):
             TransportError: A shard has no server that all reach.
             LostRowsError: A shard has no server with these rows, nor a checkpoint.
         """
-        if self._connections is None:
-            raise TaskError("the model has raycloud.Embedding, and nobody knows a server")
-        connections = self._connections
+        connections = self._served()
         names = connections.meet()
-        if not names:  # it is tried out where there are none
-            self._connections = None
-            return
+        if not names:
+            raise InternalError("the run has tables, and no servers were started for it")
         every = [name for shard in names for name in shard]
         seen = [self._look(name, generation, step) for name in every]
         common = {
