@@ -23,7 +23,7 @@ from raycloud.data.index import HELD_OUT, TRAIN
 from raycloud.data.provider import Provided
 from raycloud.errors import InternalError, MachineError, RaycloudError
 from raycloud.events import Noticed
-from raycloud.step.tables import LostServerError
+from raycloud.step.servers import LostServerError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -28,7 +28,7 @@ from raycloud.step.consistency import Consistency
 from raycloud.step.feed import Adopted, Course, Feed, Piece, Schedule, adopted_by_step
 from raycloud.step.local import begin_round, compute_step
 from raycloud.step.rounds import average_moments
-from raycloud.step.tables import LostServerError
+from raycloud.step.servers import LostServerError
 from raycloud.worker.context import round_ends
 from raycloud.worker.dataset import LAYOUT, layout_record
 from raycloud.worker.evaluate import measured_value, merge_states

@@ -28,8 +28,8 @@ from raycloud.redact import redacted
 from raycloud.step.commit import RollbackError
 from raycloud.step.contract import raised
 from raycloud.step.device import failure
+from raycloud.step.servers import LostServerError
 from raycloud.step.straggler import Stalled, StallWatch
-from raycloud.step.tables import LostServerError
 from raycloud.worker.context import Changes, MemberConfig
 from raycloud.worker.worker import Worker
 

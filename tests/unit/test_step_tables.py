@@ -22,7 +22,8 @@ from raycloud.server.shard import Shard
 from raycloud.step.collate import StepWork
 from raycloud.step.commit import collect, commit
 from raycloud.step.replica import Replica
-from raycloud.step.tables import Connections, LostRowsError, Tables
+from raycloud.step.servers import Connections
+from raycloud.step.tables import LostRowsError, Tables
 from tests.live import wait_for
 from tests.lockstep import Fleet, job, never
 from tests.looked import IDS, TABLE, Looked, reference
