@@ -116,10 +116,12 @@ class RayCluster:
     def begin(self) -> None:
         """Start what members are going to ask, before they are there."""
         self._inputs.begin()
-        if (asked := self._session.job.servers).shards:
+        if self._session.job.servers.shards:
             from raycloud.on_ray.servers import Servers  # few jobs have some
 
-            self._servers = Servers(asked, self._watch.inventory, self._session.checkpoints)
+            self._servers = Servers(
+                self._session.job, self._watch.inventory, self._session.checkpoints
+            )
 
     def adopt(self, found: Failover) -> None:
         """Go on with members that are there, instead."""

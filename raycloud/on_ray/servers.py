@@ -14,16 +14,16 @@ from raycloud.server.serving import Server
 if TYPE_CHECKING:
     from raycloud.net.stream import Place
     from raycloud.planner.inventory import Inventory
-    from raycloud.spec.sections import ServersSection
+    from raycloud.spec import Job
 
 
 @ray.remote
 class ServerActor:
     """A server in a process of its own; members ask it over its own sockets."""
 
-    def __init__(self, number: int, count: int, checkpoints: str) -> None:
-        store = LimitedStore(open_store(checkpoints))
-        self._server = Server(number, count, store, ray.util.get_node_ip_address())
+    def __init__(self, number: int, count: int, checkpoints: str, *, parameters: bool) -> None:
+        store, address = LimitedStore(open_store(checkpoints)), ray.util.get_node_ip_address()
+        self._server = Server(number, count, store, address, parameters=parameters)
 
     def place(self) -> Place:
         """Where it listens."""
@@ -37,8 +37,9 @@ class Servers:
         names: Of their actors, by which members find them: those of each shard.
     """
 
-    def __init__(self, asked: ServersSection, nodes: Inventory, checkpoints: str) -> None:
+    def __init__(self, job: Job, nodes: Inventory, checkpoints: str) -> None:
         """Start them: the copies of a shard on the nodes that follow its own."""
+        asked = job.servers
         run, each = secrets.token_hex(4), 1 + asked.copies
         self.names = tuple(
             tuple(f"raycloud-server-{run}-{shard}-{copy}" for copy in range(each))
@@ -55,7 +56,7 @@ class Servers:
                     max_restarts=-1,
                     # Softly: where its node is lost, it is started again on another.
                     scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
-                ).remote(shard, asked.shards, checkpoints)
+                ).remote(shard, asked.shards, checkpoints, parameters=job.asynchronous)
                 self._actors.append(actor)
 
     def close(self) -> None:

@@ -183,11 +183,13 @@ class Session:
         """Everything that control knows before the first event."""
         job = self.job
         return ControlSettings(
-            exact=job.sync_point.codec == "none" and job.resources.worker.gpus == 0,
+            exact=job.sync_point.codec == "none"
+            and not job.asynchronous
+            and job.resources.worker.gpus == 0,
             auto_period=job.auto_period,
             min_workers=job.elastic.min_workers,
             max_workers=job.most_workers,
-            silence_s=SILENCE_S * job.sync_point.period,  # a member tells of whole rounds
+            silence_s=SILENCE_S * job.first_period,  # a member tells of whole rounds
             saves=job.checkpoint.every_steps == "auto",
             most_failed=job.checkpoint.most_failed,
             capacity=capacity,

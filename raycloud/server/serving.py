@@ -79,7 +79,7 @@ class Server:
         address: This node's, that members can reach.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - which it is, where, and what it runs on
         self,
         number: int,
         count: int,
@@ -87,8 +87,10 @@ class Server:
         address: str,
         threads: Threads = THREADS,
         sockets: Sockets = SOCKETS,
+        *,
+        parameters: bool = False,
     ) -> None:
-        """Listen. There are no tables yet."""
+        """Listen. There are no tables yet, and no parameters, which a shard may be of, too."""
         self._number, self._count, self._store = number, count, store
         self._threads, self._sockets = threads, sockets
         self.shard = Shard()
@@ -114,6 +116,18 @@ class Server:
             "save": self._save,
             "wait": self._wait,
         }
+        if parameters:
+            from raycloud.server.parameters import ParameterActs  # noqa: PLC0415 - it loads torch
+
+            of = ParameterActs(self._turn)
+            self._acts |= {
+                "begin": of.enter,
+                "settle": of.settle,
+                "put": of.put,
+                "update": of.push,
+                "fetch": of.fetch,
+                "meet": of.meet,
+            }
         self._door, self.place = listen(address, sockets)
         self._door.settimeout(None)
         threads.thread(self._accept, name="server").start()

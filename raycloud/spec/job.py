@@ -49,6 +49,8 @@ FORMAT = 1
 EXAMPLE = "gpt.py:Gpt"
 
 _WARM_STEPS, _WARM_PART, _MOST_WARM = 200, 7, 500  # before the first round
+_STALENESS = 2
+_MEETING_STEPS, _MEETING_PERIODS = 16, 4  # at least, that workers go without meeting
 _MOST_PERIOD = 16  # by the grid of benchmarks.sync_grid, longer rounds cost too much of the loss
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _CLASS = re.compile(r"[^\W\d]\w*(\.([^\W\d]\w*|<locals>))*")
@@ -294,12 +296,29 @@ class Job(Section):
         if asked["codec"] == "auto" and asked["topology"] != "ring":
             told["codec"] = "none" if self.resources.worker.gpus else "int4"
         coded = told.get("codec", "none") != "none"
+        if self.asynchronous:
+            told = {"staleness": _STALENESS, **told}
         return SyncPoint(**{"topology": "tree" if coded else "ring", **told})
 
     @property
+    def asynchronous(self) -> bool:
+        """Whether workers exchange updates by servers, each when it is ready."""
+        return self.sync.topology == "servers"
+
+    @property
     def most_period(self) -> int:
-        """Steps of the longest round: where it is chosen in the run, it begins with 1."""
+        """Steps of the longest round: where it is chosen in the run, it begins with 1.
+
+        Workers that wait for nobody meet after so many.
+        """
+        if self.asynchronous:
+            return max(_MEETING_STEPS, _MEETING_PERIODS * self.sync_point.period)
         return self.auto_period if self.sync.period == "auto" else self.sync.period
+
+    @property
+    def first_period(self) -> int:
+        """Steps of a round at the start."""
+        return self.most_period if self.asynchronous else self.sync_point.period
 
     @property
     def auto_period(self) -> int:
@@ -312,7 +331,7 @@ class Job(Section):
     @property
     def warm_steps(self) -> int:
         """Steps before the first round; 0 without rounds. From the job alone: all know it alike."""
-        if self.most_period == 1:
+        if self.most_period == 1 or (self.asynchronous and self.sync.warm_steps == "auto"):
             return 0
         if self.sync.warm_steps != "auto":
             return self.sync.warm_steps

@@ -117,6 +117,32 @@ def _uncoded(topology: object, codec: object) -> Broken | None:
     return problem, "write topology direct, tree or auto, or codec none"
 
 
+def _staleness(topology: object, staleness: object) -> Broken | None:
+    if (topology == "servers") == (staleness != 0) or staleness == "auto":
+        return None
+    if topology == "servers":
+        problem = "workers that exchange by servers are never in lockstep"
+        return problem, "write staleness 1 or more, unbounded or auto, or another topology"
+    problem = f"with topology {topology} all exchange at the same time"
+    return problem, "write staleness 0, or topology servers"
+
+
+def _served(topology: object, shards: int, copies: int) -> Broken | None:
+    if topology != "servers" or (shards and not copies):
+        return None
+    if copies:
+        problem = f"parameters on servers have no copies there, and servers.copies is {copies}"
+        return problem, "leave servers.copies out: each worker has what a round began with"
+    return "there are no servers that could hold parameters", "write servers 1, or more"
+
+
+def _stops_with_servers(topology: object, on_error: str, on_nan: str, backup: int) -> Broken | None:
+    if topology != "servers" or (on_error, on_nan, backup) == ("stop", "stop", 0):
+        return None
+    problem = "what a worker has sent to servers cannot be taken back for a sample's sake"
+    return problem, "leave out errors.on_error, errors.on_nan and elastic.backup_micro_batches"
+
+
 def _stops_in_rounds(period: object, on_nan: str) -> Broken | None:
     if period in {1, "auto"} or on_nan == "stop":
         return None
@@ -168,6 +194,21 @@ RULES: tuple[Rule, ...] = (
         ("sync.topology", "sync.codec"),
         "With a codec, `sync.topology` is not ring.",
         _uncoded,
+    ),
+    Rule(
+        ("sync.staleness", "sync.topology"),
+        "`sync.staleness` is 0, unless `sync.topology` is servers, where it is not.",
+        lambda staleness, topology: _staleness(topology, staleness),
+    ),
+    Rule(
+        ("sync.topology", "servers.shards", "servers.copies"),
+        "With `sync.topology` servers there are some, without copies.",
+        _served,
+    ),
+    Rule(
+        ("sync.topology", "errors.on_error", "errors.on_nan", "elastic.backup_micro_batches"),
+        "With `sync.topology` servers, errors stop the run, and there are no backups.",
+        _stops_with_servers,
     ),
     Rule(
         ("sync.period", "errors.on_nan"),

@@ -142,19 +142,6 @@ class ElasticSection(Section):
     those before them. 0: no such backups."""
 
 
-def _only(what: str, *there: int | str) -> tuple[AfterValidator, Any]:
-    """Of all that a field will take, this version does only what is `there`."""
-
-    def check(value: object) -> object:
-        if value not in there:
-            *some, last = map(str, there)
-            hint = f"write {', '.join(some)} or {last}"
-            raise wrong(f"{what} not there yet in this version", hint)
-        return value
-
-    return AfterValidator(check), Field(json_schema_extra={"x-there": list(there)})
-
-
 class SyncSection(Section):
     """How updates travel. `sync: exact` is each default; `sync: auto` lets raycloud choose."""
 
@@ -177,22 +164,18 @@ class SyncSection(Section):
     """First steps of the run that are exchanged one by one, before rounds begin: what the model
     learns then matters most. auto: a seventh of `steps`, at most 500; 200 where the job is
     measured in epochs."""
-    topology: Annotated[
-        Literal["ring", "direct", "tree", "servers", "auto"],
-        *_only("servers are", "auto", "ring", "direct", "tree"),
-    ] = "auto"
+    topology: Literal["ring", "direct", "tree", "servers", "auto"] = "auto"
     """Between whom updates are exchanged. ring: each member sends to the next one. direct: each
     sums a part of the gradient and sends the sum to all, in two latencies however many there are.
     tree: the same between zones, with the codec, of sums that are made inside each zone without it.
     A node's zone is its label `ray.io/availability-zone`; one without it is a zone of its own.
-    Where all are in one zone, or each in its own, that is direct. auto: tree with a codec, else
-    ring."""
-    staleness: Annotated[
-        Annotated[int, Field(ge=0)] | Literal["unbounded", "auto"],
-        *_only("stale updates are", "auto", 0),
-    ] = 0
-    """Steps a worker may be ahead of the slowest. Only 0, exact lockstep, is there yet, and is what
-    auto takes."""
+    Where all are in one zone, or each in its own, that is direct. servers: each makes its own
+    steps, sends servers of the parameters what they have moved, and takes from there what others
+    have, without waiting for them but as `staleness` says. auto: tree with a codec, else ring."""
+    staleness: Annotated[int, Field(ge=0)] | Literal["unbounded", "auto"] = 0
+    """With servers, by how many updates a worker may be ahead of the slowest (stale synchronous
+    parallel); unbounded: by any number (asynchronous), until all meet, after 16 steps or four times
+    `period`. Elsewhere 0, lockstep, which is what auto takes there; with servers auto is 2."""
     codec: Literal["none", "bf16", "int8", "int4", "auto"] = "none"
     """How gradients are compressed on their way: bf16 to a half of fp32's bytes, int8 to 1/3.9,
     int4 to 1/6.4. What that loses is kept and sent with the next step's (error feedback). Those of

@@ -34,7 +34,7 @@ def begin_round(replica: Replica, whole: Round) -> None:
     else:
         replica.settle()  # what is kept moves the parameters at once
         replica.state.resume()
-    replica.rounds.start()
+    replica.rounds.start(whole.step)
 
 
 def compute_step(
@@ -52,6 +52,8 @@ def compute_step(
     kept, rounds = replica.kept, replica.rounds
     if kept is None or rounds is None:
         raise InternalError(f"step {span.step} was to be computed in no round")
+    if replica.following is None:
+        rounds.before_step(at, kept, replica.forward.loss)
     replica.kept = kept.and_also(work, within=whole)
     own = _OwnStep(replica, work, kept.weight, span, len(whole.micro_batches), collate)
     try:
@@ -71,6 +73,7 @@ def compute_step(
         raise name_samples(error, [i for one in some for i in not_finite_ids(one, collate)])
     replica.settle()
     rounds.take_step(span.step, at)
+    rounds.after_step(at, whole, replica.kept, replica.forward.loss)
     return norm
 
 

@@ -25,6 +25,7 @@ import torch
 
 from raycloud.errors import TransportError
 from raycloud.order import stream_seed
+from raycloud.step.asynchronous import Asynchronous
 from raycloud.step.contract import (
     call,
     check_model,
@@ -121,7 +122,7 @@ class Replica:
         self.gradients = GradientExchange(
             self.trained.parameters,
             bucket_bytes=job.bucket_bytes(self.trained.bytes),
-            strategy=STRATEGIES[job.sync_point.codec](),
+            strategy=STRATEGIES["none" if job.asynchronous else job.sync_point.codec](),
             clock=clock,
         )
         self.notice: Callable[[str, Mapping[str, Any]], None] = lambda *_: None
@@ -153,25 +154,35 @@ class Replica:
         stepped = None if self.by_measured else self.scheduler
         update = Update(self.trained, stepped, self.forward.randomness, job.seed, self._tell)
         trains = ModelState(self.model, self.optimizer, self.scheduler, update)
-        first, most = job.sync_point.period, job.most_period
+        first, most = job.first_period, job.most_period
         adapts = first < most and not has_modes(self.optimizer)
         if first == 1 and not adapts:
             return None, trains
         plain = isinstance(self.optimizer, torch.optim.SGD)
         outer = {"auto": "mean" if plain else "nesterov"}.get(job.sync.outer, job.sync.outer)
-        rounds = Rounds(
-            self.trained,
-            self.model,
-            update,
-            trains,
-            nesterov=outer == "nesterov",
-            choice=Choice(0, first, most),
-            adapts=adapts,
-            follows=lambda: self.following is not None,
-            moved=self.statistics.parameters.mark,
-            seat=self._seat,
-        )
-        return rounds, trains
+        given: dict[str, Any] = {
+            "trained": self.trained,
+            "model": self.model,
+            "update": update,
+            "trains": trains,
+            "choice": Choice(0, first, most),
+            "follows": lambda: self.following is not None,
+            "moved": self.statistics.parameters.mark,
+            "seat": self._seat,
+        }
+        if job.asynchronous:
+            return Asynchronous(job, **given), trains
+        return Rounds(**given, nesterov=outer == "nesterov", adapts=adapts), trains
+
+    @property
+    def asynchronous(self) -> Asynchronous | None:
+        """The rounds, where members exchange updates within them by servers."""
+        return self.rounds if isinstance(self.rounds, Asynchronous) else None
+
+    @property
+    def served(self) -> tuple[Tables | Asynchronous, ...]:
+        """The parts that ask servers."""
+        return tuple(part for part in (self.tables, self.asynchronous) if part is not None)
 
     @property
     def processor_number(self) -> int:
@@ -259,7 +270,7 @@ class Replica:
             weight = 0.0 if self.kept is None else self.kept.weight
             self.rounds.give(weight)
             scale *= weight
-        self.gradients.begin(scale)
+        self.gradients.begin(scale, nothing=self.local and self.asynchronous is not None)
 
     def average(self, buffers: Iterable[int]) -> None:
         """Average these buffers too from now on; see `RunningStatistics.average`."""
@@ -288,6 +299,14 @@ class Replica:
         """Begin to compute a step, of which nothing is kept."""
         self.state.stage()
         self.forward.loss.zero_()
+
+    def reclaim(self, claim: PartialStep | None, loss: float) -> None:
+        """Of the round under way this member has what it claims, with this sum of losses."""
+        self.kept = None
+        if claim is not None:
+            self.stage()
+            self.kept = claim
+            self.forward.loss.fill_(loss)
 
     def common_tensors(self) -> dict[str, torch.Tensor]:
         """Those of the state that no member has for itself, as each has moments after a round."""
@@ -320,7 +339,9 @@ class Replica:
 
     def rows_bytes(self) -> tuple[int, int]:
         """Sent to servers since the last call, and what that is without a codec and copies."""
-        return (0, 0) if self.tables is None else self.tables.take_bytes()
+        sent = 0 if self.asynchronous is None else self.asynchronous.take_bytes()
+        rows, plain = (0, 0) if self.tables is None else self.tables.take_bytes()
+        return sent + rows, plain
 
     def residual_norm(self) -> float:
         """Of what encoding has lost here, and is kept for the next step."""

@@ -155,7 +155,8 @@ class Connections:
 
 def _answered(header: dict[str, Any], arrays: list[Array]) -> Reply:
     if "error" in header:
-        kind = UnfitError if header.get("kind") == "InternalError" else TaskError
+        kinds = {"InternalError": UnfitError, "TransportError": LostServerError}
+        kind: Any = kinds.get(header.get("kind", ""), TaskError)
         raise kind(f"a server says: {header['error']}")
     return header, arrays
 

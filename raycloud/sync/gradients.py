@@ -91,7 +91,7 @@ class GradientExchange:
         self._scale: float | None = None  # None: it has not begun
         self._sent_scale, self._collected = 1.0, 0
         self._hears = False  # what the backward pass under way finishes is sent
-        self._restarted = False
+        self._restarted = self._nothing = False
         self._refuses = False
         self._works: list[Work | None] = []
         self._next = 0
@@ -131,17 +131,19 @@ class GradientExchange:
         self._transport = transport
         self._strategy.connect(transport)
 
-    def begin(self, scale: float) -> None:
+    def begin(self, scale: float, *, nothing: bool = False) -> None:
         """The next backward is the step's last: send each bucket as soon as it is full.
 
-        Gradients are multiplied by `scale`, one over the step's weight: their sum is a mean.
+        Gradients are multiplied by `scale`, one over the step's weight: their sum is a mean. Where
+        members have exchanged what they have to in another way, there are flags and `nothing` else.
         """
+        self._nothing = nothing
         self._scale, self._hears, self._restarted = scale, True, False
         for bucket in self.buckets:
             bucket.missing = set(range(len(bucket.parameters)))
         self._works = []
         self._broken = None
-        self._next, self.begun_s = 0, None
+        self._next, self.begun_s = len(self.buckets) if nothing else 0, None
 
     def restart(self) -> None:
         """Forget this member's gradients, to compute them again: none is sent before `send`."""
@@ -191,14 +193,16 @@ class GradientExchange:
             if work is not None:
                 finish(work, abandoned)
                 self._works[b] = None
-        for bucket in self.buckets:
+        for bucket in () if self._nothing else self.buckets:
             self._strategy.finish(bucket)
         norms, (behind, astray, late, used) = self._read()
-        *sent, last = (self._strategy.bytes_sent(bucket) for bucket in self.buckets)
+        *sent, last = (
+            0 if self._nothing else self._strategy.bytes_sent(bucket) for bucket in self.buckets
+        )
         if self._transport is not None:
             last += self._transport.all_reduce_bytes(self._flags.bytes)
         exchanged = Exchanged(
-            norm=math.nan if astray else math.hypot(*norms),
+            norm=math.nan if astray else math.hypot(*norms) * (not self._nothing),
             bytes_sent=sum(sent) + last,
             agreed=not behind,
             late=late,

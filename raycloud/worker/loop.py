@@ -313,6 +313,8 @@ class Loop:
         lane, collate, behind = self._lane, self._context.collate, self._behind()
         found = find_outcome(replica, work, sums.weight, lane, collate, behind=behind)
         follows = replica.following is not None
+        if replica.asynchronous is not None and replica.local:
+            replica.asynchronous.meet(self.step + count.steps)
         finish(replica, work, found, tells=self.seat.rank == 0)
         self.position = count.after
         self._audit.add(work.span, count.rows)

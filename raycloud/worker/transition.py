@@ -185,6 +185,8 @@ class Transition:
         self._average_moments(meeting, point, lane)
         if take_state(replica, point, lane, self._address, context.host):
             self._catch_up(meeting, point)
+        if (of := replica.asynchronous) is not None:
+            replica.reclaim(*of.enter(meeting.generation, point.step, lane))
         adopted = self._deal(meeting, point, lane, gone)
         if self._suspects.pressing:
             replica.forward.size.be_careful()
@@ -227,7 +229,8 @@ class Transition:
             begun=0,
             agreed=context.changes.agreed,
             due_step=context.changes.due_step(),
-            follows=int(self._newcomers.may_follow),
+            # It cannot take part in steps of which it has only sums where there are none.
+            follows=int(self._newcomers.may_follow and context.replica.asynchronous is None),
             processor=context.replica.processor_number,
             fusing=min(context.replica.forward.fusing, self._values.get("fusing", Fusing.UNKNOWN)),
         )

@@ -99,8 +99,9 @@ class Worker:
         self._replica = Replica(
             job, self._task, device=self._device, steps=last_step, clock=host.clock
         )
-        if self._replica.tables is not None and provider is not None:
-            self._replica.tables.serve(provider.servers)
+        if provider is not None:
+            for part in self._replica.served:
+                part.serve(provider.servers)
         self.pace = self._replica.pace
         self._replica.notice = lambda what, detail: self._notice(what, **detail)
         self._grown: dict[int, BlockSamples] = {}
@@ -257,7 +258,8 @@ class Worker:
 
     def meet(self, meeting: Meeting, abandoned: Callable[[], bool]) -> tuple[Transport, Transport]:
         """Meet the others, in any thread; `TransportError`: not all came, or it is over."""
-        topology = self._config.job.sync_point.topology
+        point = self._config.job.sync_point
+        topology = "ring" if point.topology == "servers" else point.topology
         address, device = self._config.address, self._device
         return self._host.meet(meeting, address, device, abandoned, topology=topology)
 
@@ -301,8 +303,8 @@ class Worker:
 
     def close(self) -> None:
         """Nobody has it any more."""
-        if self._replica.tables is not None:
-            self._replica.tables.close()
+        for part in self._replica.served:
+            part.close()
 
     def finish_writing(self, most_s: float) -> None:
         """Wait until this member's part of a checkpoint is written and told, but not for longer."""
@@ -313,8 +315,8 @@ class Worker:
         met, transports = self._met
         for transport in transports if met <= generation else ():
             transport.hang_up()
-        if self._replica.tables is not None and met <= generation:
-            self._replica.tables.hang_up()
+        for part in self._replica.served if met <= generation else ():
+            part.hang_up()
 
     def fetch(self, change: Extend) -> None:
         """Get at the grown data, in whichever thread; it is read once `change` takes effect."""

@@ -1,0 +1,267 @@
+"""Parameters on servers: a slice of them, moved by all members' own steps, as these come.
+
+A round has many leases: what one member computes between two exchanges of its own. Its update, the
+way that it has gone, weighted by its part of the samples, is added where it arrives, and what the
+member gets back has those of all others that had come by then (stale synchronous parallel: Ho et
+al., NeurIPS 2013; of local steps: Stich, ICLR 2019). At a round's end all members have the same
+parameters, the `base` of the next one.
+
+An update counts on all shards or on none: where a generation breaks, the next one says which leases
+it goes on with, and a shard takes the others back. It keeps the newest of each member for that: one
+sends the next when all shards have the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from raycloud.errors import InternalError, TransportError
+from raycloud.server.shard import Answer
+from raycloud.sync.codecs import CODECS
+
+if TYPE_CHECKING:
+    import threading
+
+    from raycloud.net.messages import Array
+    from raycloud.sync.codecs import Codec
+
+NOWHERE = -1
+_WAITS_S = 600.0  # of the slowest: who is gone ends the generation long before
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What one member has computed for an update.
+
+    Attributes:
+        places: Indices, in the round, of its micro-batches: what it is known by.
+        weight: Theirs.
+        loss: The sum of weight * loss over them.
+        rows: Their `row_sum`.
+    """
+
+    places: tuple[int, ...]
+    weight: float
+    loss: float
+    rows: int
+
+    @classmethod
+    def of(cls, told: Sequence[Any]) -> Lease:
+        """What was told of it."""
+        places, weight, loss, rows = told
+        return cls(tuple(map(int, places)), float(weight), float(loss), int(rows))
+
+    def told(self) -> list[Any]:
+        """All of it, as a message has it."""
+        return [list(self.places), self.weight, self.loss, self.rows]
+
+
+class ParameterShard:
+    """A slice of the parameters in a round. Pure: who calls it sees that they do so in turn.
+
+    Attributes:
+        step: The first of the round under way; NOWHERE: there are no parameters.
+        generation: The newest that it has heard of.
+        leases: That are applied in this round, by their places.
+    """
+
+    def __init__(self) -> None:
+        self.step = self.generation = NOWHERE
+        self.leases: dict[tuple[int, ...], Lease] = {}
+        self._values = self._base = torch.empty(0)
+        self._next: tuple[int, torch.Tensor, set[int]] | None = None  # of the next round's base
+        self._codes: torch.Tensor | None = None
+        self._newest: dict[int, tuple[tuple[int, ...], str, torch.Tensor]] = {}
+        self._known: dict[int, torch.Tensor] = {}  # what a member has, where that is not the base
+        self._clocks: dict[int, int] = {}
+        self._settled = NOWHERE
+
+    def enter(self, generation: int) -> Answer:
+        """A generation begins: updates of older ones count no more."""
+        if generation < self.generation:
+            return Answer.OLD_TERM
+        if generation > self.generation:
+            self.generation = generation
+            self._next = self._codes = None
+            self._clocks.clear()
+            self._known.clear()
+        return Answer.APPLIED
+
+    def settle(self, generation: int, places: Sequence[Sequence[int]]) -> Answer:
+        """The generation goes on with the leases of these places; any other is taken back."""
+        if generation < self.generation or generation == self._settled:
+            return Answer.DUPLICATE if generation == self._settled else Answer.OLD_TERM
+        stay = {tuple(one) for one in places}
+        newest = {places: (codec, codes) for places, codec, codes in self._newest.values()}
+        for one in self.leases.keys() - stay:
+            if one not in newest:
+                raise InternalError(f"an update of {one} is not everywhere, and is not the newest")
+            codec, codes = newest[one]
+            CODECS[codec].subtract(codes, self._values)
+            del self.leases[one]
+        self._newest.clear()
+        self._settled = generation
+        return Answer.APPLIED
+
+    def put(self, generation: int, step: int, values: torch.Tensor) -> Answer:
+        """A round begins with these, as all members have them; the first who says so counts."""
+        if generation < self.generation:
+            return Answer.OLD_TERM
+        self._values, self._base = values, values.clone()
+        self._begin(step)
+        return Answer.APPLIED
+
+    def _begin(self, step: int) -> None:
+        self.step, self._next, self._codes = step, None, None
+        self.leases, self._newest = {}, {}
+        self._known.clear()
+        self._clocks.clear()
+
+    def push(
+        self, generation: int, rank: int, lease: Lease, codec: str, codes: torch.Tensor | None
+    ) -> Answer:
+        """Add an update; None: the member had nothing to compute, and its clock goes on."""
+        if generation < self.generation:
+            return Answer.OLD_TERM
+        self.generation = generation
+        self._clocks[rank] = self._clocks.get(rank, 0) + 1
+        if codes is None:
+            return Answer.APPLIED
+        if lease.places in self.leases:
+            return Answer.DUPLICATE
+        CODECS[codec].add(codes, self._values)
+        self.leases[lease.places] = lease
+        self._newest[rank] = lease.places, codec, codes
+        return Answer.APPLIED
+
+    def least(self, members: int) -> int:
+        """How many updates the slowest of so many members has sent in this round."""
+        return min((self._clocks.get(rank, 0) for rank in range(members)), default=0)
+
+    def change(self, rank: int, codec: Codec) -> torch.Tensor:
+        """How they differ from what a member has, as codes; it has that, then.
+
+        What encoding loses is in the difference next time.
+        """
+        known = self._known.get(rank)
+        if known is None:
+            known = self._known[rank] = self._base.clone()
+        codes = torch.empty(codec.bound(len(known)), dtype=torch.uint8)
+        codec.encode(self._values - known, codes)
+        codec.add(codes, known)
+        return codes
+
+    def whole(self, rank: int) -> torch.Tensor:
+        """The parameters as they are, which a member has then."""
+        self._known[rank] = self._values.clone()
+        return self._values.clone()
+
+    def meet(self, step: int, rank: int, members: int, codec: Codec) -> torch.Tensor:
+        """All updates are there, and the next round begins at `step`: what its base has become.
+
+        As codes of the difference, the same for all members, or whole without a codec. The next
+        round begins once all have asked.
+        """
+        if self._next is None or self._next[0] != step:
+            base = self._base.clone()
+            self._codes = torch.empty(codec.bound(len(base)), dtype=torch.uint8)
+            if codec.name == "none":
+                base = self._values.clone()
+                self._codes = base
+            else:
+                codec.encode(self._values - base, self._codes)
+                codec.add(self._codes, base)
+            self._next = step, base, set()
+        _, base, met = self._next
+        codes = self._codes
+        assert codes is not None  # noqa: S101 - made with the base
+        met.add(rank)
+        if len(met) == members:
+            self._base = base
+            self._begin(step)
+        return codes
+
+
+class ParameterActs:
+    """What members ask of a shard's parameters; all but `wait_for` in the server's turn.
+
+    Args:
+        turn: Whose holder acts; who waits lets others.
+    """
+
+    def __init__(self, turn: threading.Condition) -> None:
+        torch.set_num_threads(1)  # it shares its node's processors with workers
+        self._turn, self.shard = turn, ParameterShard()
+
+    def enter(
+        self, header: Mapping[str, Any], _: list[Array]
+    ) -> tuple[dict[str, Any], list[Array]]:
+        """Whether a generation can go on here with a round, and which leases of it have come."""
+        generation, step = int(header["generation"]), int(header["step"])
+        answer = self.shard.enter(generation)
+        self._turn.notify_all()
+        leases = [lease.told() for lease in self.shard.leases.values()]
+        stands = answer is Answer.APPLIED and self.shard.step == step
+        return {"answer": str(answer), "stands": stands, "leases": leases if stands else []}, []
+
+    def settle(
+        self, header: Mapping[str, Any], _: list[Array]
+    ) -> tuple[dict[str, Any], list[Array]]:
+        """See `ParameterShard.settle`."""
+        return {"answer": str(self.shard.settle(int(header["generation"]), header["places"]))}, []
+
+    def put(
+        self, header: Mapping[str, Any], arrays: list[Array]
+    ) -> tuple[dict[str, Any], list[Array]]:
+        """See `ParameterShard.put`."""
+        [values] = arrays
+        generation, step = int(header["generation"]), int(header["step"])
+        answer = self.shard.put(generation, step, torch.from_numpy(values))
+        self._turn.notify_all()
+        return {"answer": str(answer)}, []
+
+    def push(
+        self, header: Mapping[str, Any], arrays: list[Array]
+    ) -> tuple[dict[str, Any], list[Array]]:
+        """See `ParameterShard.push`; it waits until its round has begun here."""
+        generation, step = int(header["generation"]), int(header["step"])
+        self._wait(generation, lambda: self.shard.step == step)
+        codes = torch.from_numpy(arrays[0]) if arrays else None
+        lease = Lease.of(header["lease"])
+        answer = self.shard.push(generation, int(header["rank"]), lease, header["codec"], codes)
+        self._turn.notify_all()
+        return {"answer": str(answer)}, []
+
+    def fetch(
+        self, header: Mapping[str, Any], _: list[Array]
+    ) -> tuple[dict[str, Any], list[Array]]:
+        """What the parameters are, once the slowest member has sent so many updates."""
+        generation, members, rank = (int(header[k]) for k in ("generation", "members", "rank"))
+        need = int(header["need"])
+        self._wait(generation, lambda: self.shard.least(members) >= need)
+        least = self.shard.least(members)
+        codec = CODECS[header["codec"]]
+        if header["whole"] or codec.name == "none":
+            return {"least": least}, [self.shard.whole(rank).numpy()]
+        return {"least": least}, [self.shard.change(rank, codec).numpy()]
+
+    def meet(self, header: Mapping[str, Any], _: list[Array]) -> tuple[dict[str, Any], list[Array]]:
+        """See `ParameterShard.meet`."""
+        generation = int(header["generation"])
+        if generation < self.shard.generation:
+            raise TransportError("the generation is over")
+        rank, members, step = (int(header[k]) for k in ("rank", "members", "step"))
+        codes = self.shard.meet(step, rank, members, CODECS[header["codec"]])
+        self._turn.notify_all()
+        return {}, [codes.numpy()]
+
+    def _wait(self, generation: int, holds: Callable[[], bool]) -> None:
+        """Until it holds; `TransportError`: another generation has begun, or it takes too long."""
+        shard = self.shard
+        came = self._turn.wait_for(lambda: generation < shard.generation or holds(), _WAITS_S)
+        if not came or generation < shard.generation:
+            raise TransportError("the generation is over")

@@ -1,0 +1,379 @@
+"""Asynchronous local steps: members give servers what they have gone, and take what others have.
+
+Between two meetings of all members, a round, each member makes its own steps as in any round of
+local steps (`step.rounds`). Every `period` of them it sends the servers how far it has come, times
+its part of the samples, and goes on at once; a thread brings back the parameters with the updates
+of all others that had come by then, and the member goes on from these, moved by what it has done
+since. Nobody waits for another, unless the slowest is `staleness` updates behind. At a round's end
+all have the same parameters.
+
+What a member sends counts once all shards have it (see `server.parameters`). Where a generation
+breaks, the next one goes on with the leases that all shards have, and computes the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from queue import Queue
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from raycloud.errors import InternalError, TaskError, TransportError
+from raycloud.step.collate import PartialStep
+from raycloud.step.rounds import Rounds
+from raycloud.step.servers import Connections, Find, LostServerError, Name
+from raycloud.sync.codecs import CODECS
+
+if TYPE_CHECKING:
+    from raycloud.net.lane import Lane
+    from raycloud.net.messages import Array
+    from raycloud.order import Round
+    from raycloud.spec import Job
+    from raycloud.step.stateful import Commit
+    from raycloud.sync.codecs import Codec
+
+_AWAY, _THERE, _STANDS = 0.0, 1.0, 2.0  # of a server, and a round
+
+
+@dataclass(frozen=True, slots=True)
+class _Back:
+    """What came back: the parameters, and how many updates the slowest had sent by then."""
+
+    values: torch.Tensor
+    least: int
+
+
+class Asynchronous(Rounds):
+    """The parameters in a round whose members exchange updates by servers, each when it is ready.
+
+    Order of calls: `enter` for each generation; in a round, beside those of `Rounds`, `before_step`
+    and `after_step` for each step; `give`; once the round's exchange has ended, `meet`.
+
+    Args:
+        job: Whose topology is servers.
+        given: See `Rounds`.
+    """
+
+    def __init__(self, job: Job, **given: Any) -> None:
+        super().__init__(**given, nesterov=False, adapts=False)
+        point = job.sync_point
+        self._every, self._codec = point.period, CODECS[point.codec]
+        self._bound = None if point.staleness == "unbounded" else point.staleness
+        for name, p in zip(self._names, self._parameters, strict=True):
+            if p.dtype is not torch.float32:
+                raise TaskError(
+                    f"parameter {name!r} is of {p.dtype}, and servers hold fp32",
+                    hint="write another sync.topology than servers",
+                )
+        self._connections: Connections | None = None
+        self._servers: list[Name] = []  # of each shard one
+        self._who = {"generation": -1, "rank": 0, "members": 1}
+        self._stands = -1  # at which round servers are
+        self._halfway = False  # in the midst of it
+        self._courier: _Courier | None = None
+        self._in_flight, self._least = False, 0
+        self._sent = PartialStep(step=-1)  # what of this member's part the servers have
+        self._sent_loss = 0.0
+        self._anchor = self._next = torch.empty(0)
+
+    def serve(self, find: Find) -> None:
+        """The servers are found by `find`."""
+        self.close()
+        self._connections = Connections(find)
+
+    def hang_up(self) -> None:
+        """In whichever thread: nothing more is waited for."""
+        if self._connections is not None:
+            self._connections.hang_up()
+
+    def close(self) -> None:
+        """End the connections."""
+        self._rest()
+        if self._connections is not None:
+            self._connections.close()
+
+    def take_bytes(self) -> int:
+        """Sent to servers since the last call."""
+        return 0 if self._connections is None else self._connections.take_bytes()
+
+    def enter(self, generation: int, step: int, lane: Lane) -> tuple[PartialStep | None, float]:
+        """A generation goes on with the round of `step`; all its members call this together.
+
+        Returns what of the round is applied already, for rank 0, with the sum of its losses; else,
+        and where nothing is, None.
+
+        Raises:
+            TransportError: A shard has no server that all reach.
+        """
+        self._rest()
+        rank, size = lane.transport.rank, lane.transport.size
+        self._who = {"generation": generation, "rank": rank, "members": size}
+        connections = self._served()
+        self._servers = [shard[0] for shard in connections.meet()]
+        asked = {"do": "begin", "generation": generation, "step": step}
+        looks = [self._look(name, asked) for name in self._servers]
+        states = [_AWAY if one is None else _STANDS if one["stands"] else _THERE for one in looks]
+        common = [min(of) for of in zip(*lane.gather(states), strict=True)]
+        if _AWAY in common:
+            raise LostServerError(f"shard {common.index(_AWAY)} has no server that all reach")
+        found = [{tuple(one[0]): one for one in look["leases"]} for look in looks if look]
+        whole = set.intersection(*map(set, found)) if min(common) == _STANDS else set()
+        self._halfway, self._stands = bool(whole), step if whole else -1
+        if not whole:  # members have what the round began with
+            return None, 0.0
+        told = {"do": "settle", "generation": generation, "places": sorted(map(list, whole))}
+        connections.ask_each(self._servers, told)
+        if rank:
+            return None, 0.0
+        kept = [found[0][one] for one in whole]
+        claim = PartialStep(
+            step=step,
+            micro_batches=tuple(sorted(k for one in whole for k in one)),
+            weight=sum(float(one[1]) for one in kept),
+            rows=sum(int(one[3]) for one in kept),
+        )
+        return claim, sum(float(one[2]) for one in kept)
+
+    def _look(self, name: Name, asked: Mapping[str, Any]) -> Any:
+        try:
+            return self._served().ask_each([name], asked)[name]
+        except TransportError:
+            return None
+
+    def _served(self) -> Connections:
+        if self._connections is None:
+            raise InternalError("the parameters are on servers, and nobody knows one")
+        return self._connections
+
+    def start(self, step: int) -> None:
+        """See `Rounds.start`; servers get the parameters, or have those of a round under way."""
+        if self._started:
+            return
+        super().start(step)
+        base = self._flat()
+        courier = _Courier(self._served(), self._servers, self._codec, {**self._who, "step": step})
+        if self._stands != step:
+            courier.put(base)
+        if self._halfway:
+            self._write(courier.begin(base, whole=True))
+        else:
+            courier.begin(base)
+        self._anchor, self._stands, self._halfway = self._flat(), step, False
+        self._in_flight, self._least, self._courier = False, 0, courier
+
+    def before_step(self, at: int, kept: PartialStep, loss: torch.Tensor) -> None:
+        """Take what has come; wait while this member is too far ahead of the slowest."""
+        if at == 0:
+            self._sent, self._sent_loss = kept, float(loss)
+        self._take(wait=False)
+        if self._bound is None or at % self._every:
+            return
+        while self._least < (need := at // self._every - self._bound):
+            if not self._in_flight:
+                self._running().ask(need)
+                self._in_flight = True
+            self._take(wait=True)
+
+    def after_step(self, at: int, whole: Round, kept: PartialStep, loss: torch.Tensor) -> None:
+        """Send how far this member has come, after every `period` steps, and the last."""
+        begun, done = at // self._every * self._every, at + 1
+        if done % self._every and done < len(whole.spans):
+            return
+        self._take(wait=True)
+        new = sorted({*kept.micro_batches} - {*self._sent.micro_batches})
+        count = sum(len(one.micro_batches) for one in whole.spans[begun:done])
+        weight, rows = kept.weight - self._sent.weight, kept.rows - self._sent.rows
+        lease = [new, weight, float(loss) - self._sent_loss, rows]
+        now = self._flat()
+        update = (now - self._anchor).mul_(len(new) / count) if new else None
+        self._anchor, self._sent, self._sent_loss = now, kept, float(loss)
+        self._running().send(lease, update)
+        self._in_flight = True
+
+    def give(self, weight: float) -> None:
+        """All that this member has sent is on the servers, before the others hear its last word."""
+        self._take(wait=True)
+        self.weight, self.given = weight, 0.0
+        self._forget_gradients()
+
+    def meet(self, step: int) -> None:
+        """All updates are on the servers: learn the parameters that the next round begins with.
+
+        `TransportError`: a server is lost, and nobody can go past the round with what is here.
+        """
+        start = torch.cat([one.reshape(-1) for one in self._start]).cpu()
+        self._next = self._running().meet(start, step)
+
+    def commit(self, step: Commit) -> None:
+        """See `Stateful.commit`."""
+        if not step.local:
+            self._stands = -1
+            return
+        self.unlike = True
+        self._forget_gradients()
+        self._write(self._next)
+        for number in range(self._stepped, step.steps):
+            self._update.apply(step.step + number)
+        self._rest()
+        self._started, self._stands = False, step.step + step.steps
+
+    def suspend(self) -> None:
+        """See `Stateful.suspend`: what is not on servers is computed again."""
+        self.discard()
+
+    def resume(self) -> None:
+        """See `Stateful.resume`: `start` does it."""
+        self._forget_gradients()
+
+    def discard(self) -> None:
+        """See `Stateful.discard`."""
+        self._rest()
+        super().discard()
+
+    def _running(self) -> _Courier:
+        if self._courier is None:
+            raise InternalError("a round goes on that has not begun")
+        return self._courier
+
+    def _rest(self) -> None:
+        if self._courier is None:
+            return
+        if self._in_flight:
+            self.hang_up()
+        self._courier.end()
+        self._courier, self._in_flight = None, False
+
+    def _take(self, *, wait: bool) -> None:
+        """Go on from the parameters that have come, moved by what was done since they were sent."""
+        if not self._in_flight or (back := self._running().back(wait=wait)) is None:
+            return
+        self._in_flight, self._least = False, back.least
+        self._write(self._flat().sub_(self._anchor).add_(back.values))
+        self._anchor = back.values
+
+    def _flat(self) -> torch.Tensor:
+        return torch.cat([p.detach().reshape(-1) for p in self._parameters]).cpu()
+
+    def _write(self, flat: torch.Tensor) -> None:
+        with torch.no_grad():
+            parts = flat.split([p.numel() for p in self._parameters])
+            for p, part in zip(self._parameters, parts, strict=True):
+                p.copy_(part.view(p.shape))
+        self._moved()
+
+
+class _Courier:
+    """A thread that sends a member's updates in a round, one after the other, and brings answers.
+
+    The member itself asks only while nothing is under way.
+    """
+
+    def __init__(
+        self,
+        connections: Connections,
+        servers: Sequence[Name],
+        codec: Codec,
+        who: Mapping[str, int],
+    ) -> None:
+        self._connections, self._servers, self._codec = connections, servers, codec
+        self._who = who
+        self._jobs: Queue[tuple[Sequence[Any], torch.Tensor | None, int] | None] = Queue()
+        self._answers: Queue[_Back | BaseException] = Queue()
+        self._known = self._lost = torch.empty(0)
+        self._thread = Thread(target=self._run, name="updates", daemon=True)
+        self._thread.start()
+
+    def put(self, base: torch.Tensor) -> None:
+        """Give servers the parameters, of each shard one of the members."""
+        rank, members, told = self._who["rank"], self._who["members"], {"do": "put", **self._who}
+        parts = zip(self._servers, self._cut(base), strict=True)
+        mine = {name: (told, [p.numpy()]) for name, p in parts if name[0] % members == rank}
+        self._connections.ask(mine)
+
+    def begin(self, base: torch.Tensor, *, whole: bool = False) -> torch.Tensor:
+        """The round begins with these; or get the `whole` parameters as they are."""
+        self._known, self._lost = base.clone(), torch.zeros_like(base)
+        if whole:
+            self._fetch(0, whole=True)
+        return self._known
+
+    def send(self, lease: Sequence[Any], update: torch.Tensor | None) -> None:
+        """Send an update; what comes back has the parameters."""
+        self._jobs.put((lease, update, 0))
+
+    def ask(self, need: int) -> None:
+        """What comes back is as the slowest member has sent so many updates."""
+        self._jobs.put(([], None, need))
+
+    def back(self, *, wait: bool) -> _Back | None:
+        """What has come back of what was asked last; None: nothing yet."""
+        if not wait and self._answers.empty():
+            return None
+        found = self._answers.get()
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def meet(self, base: torch.Tensor, step: int) -> torch.Tensor:
+        """What has become of the base in the round, for all members."""
+        asked = {"do": "meet", **self._who, "step": step, "codec": self._codec.name}
+        answers = self._connections.ask(dict.fromkeys(self._servers, (asked, ())))
+        parts = [torch.from_numpy(answers[name][1][0]) for name in self._servers]
+        if self._codec.name == "none":
+            return torch.cat(parts)
+        after = base.clone()
+        for part, codes in zip(self._cut(after), parts, strict=True):
+            self._codec.add(codes, part)
+        return after
+
+    def end(self) -> None:
+        """Send nothing more; what is under way is over, or breaks."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            lease, update, need = job
+            try:
+                if lease:
+                    self._push(lease, update)
+                self._answers.put(self._fetch(need))
+            except BaseException as error:  # noqa: BLE001 - the member raises it
+                self._answers.put(error)
+
+    def _push(self, lease: Sequence[Any], update: torch.Tensor | None) -> None:
+        told = {"do": "update", **self._who, "lease": lease, "codec": self._codec.name}
+        words: dict[Name, tuple[Mapping[str, Any], Sequence[Array]]]
+        words = dict.fromkeys(self._servers, (told, ()))
+        if update is not None:
+            update += self._lost
+            for name, part in zip(self._servers, self._cut(update), strict=True):
+                codes = torch.empty(self._codec.bound(len(part)), dtype=torch.uint8)
+                self._codec.encode(part, codes)
+                self._codec.subtract(codes, part)
+                words[name] = told, [codes.numpy()]
+            self._lost = update
+        for answer, _ in self._connections.ask(words).values():
+            if answer["answer"] == "old term":
+                raise LostServerError("the generation is over: the servers hear another")
+
+    def _fetch(self, need: int, *, whole: bool = False) -> _Back:
+        also = {"need": need, "whole": whole, "codec": self._codec.name}
+        asked = {"do": "fetch", **self._who, **also}
+        answers = self._connections.ask(dict.fromkeys(self._servers, (asked, ())))
+        for name, part in zip(self._servers, self._cut(self._known), strict=True):
+            [values] = answers[name][1]
+            if whole or self._codec.name == "none":
+                part.copy_(torch.from_numpy(values))
+            else:
+                self._codec.add(torch.from_numpy(values), part)
+        least = min(int(answer["least"]) for answer, _ in answers.values())
+        return _Back(self._known.clone(), least)
+
+    def _cut(self, flat: torch.Tensor) -> Sequence[torch.Tensor]:
+        count, shards = len(flat), len(self._servers)
+        sizes = [count * (k + 1) // shards - count * k // shards for k in range(shards)]
+        return list(flat.split(sizes))
