@@ -173,8 +173,6 @@ def _remedy(field: str, value: object, node: Node) -> str:
     words = offered(node)
     if isinstance(value, str) and (near := difflib.get_close_matches(value.lower(), words, n=1)):
         return f"did you mean {near[0]}?"
-    if "x-there" in node:
-        return f"write {' or '.join(words)}"
     if is_free(node):
         return f"write lines of `name: value` indented below `{field}`"
     if fields_of(node):

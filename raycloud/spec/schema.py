@@ -106,8 +106,8 @@ def choices(node: Node) -> tuple[str, ...]:
 
 
 def offered(node: Node) -> list[str]:
-    """Of the words that a field takes, those that this version can do."""
-    return [plain_word(word) for word in node.get("x-there", choices(node))]
+    """The words that a field takes, as one writes them."""
+    return [plain_word(word) for word in choices(node)]
 
 
 def takes(node: Node, kind: str) -> bool:

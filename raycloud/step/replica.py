@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from raycloud.errors import TransportError
+from raycloud.errors import TaskError, TransportError
 from raycloud.order import stream_seed
 from raycloud.step.asynchronous import Asynchronous
 from raycloud.step.contract import (
@@ -171,6 +171,12 @@ class Replica:
             "seat": self._seat,
         }
         if job.asynchronous:
+            if norms := sorted(self.statistics.exact):
+                raise TaskError(
+                    f"the model has running averages, {norms[0]!r} first, which workers that "
+                    "exchange by servers do not keep alike",
+                    hint="use GroupNorm or LayerNorm, or write another sync.topology than servers",
+                )
             return Asynchronous(job, **given), trains
         return Rounds(**given, nesterov=outer == "nesterov", adapts=adapts), trains
 

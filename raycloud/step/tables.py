@@ -98,6 +98,11 @@ class Tables(Stateful):
             return None
         for what, wrong, remedy in (
             ("has no servers", not job.servers.shards, "write servers: 1, or more"),
+            (
+                "has its other parameters on servers, too",
+                job.asynchronous,
+                "leave sync.topology out",
+            ),
             ("makes rounds of steps", job.most_period > 1, "write sync.period: 1"),
             ("has backup_micro_batches", job.elastic.backup_micro_batches > 0, "leave it out"),
             ("has compile: true", job.compile, "write compile: false"),

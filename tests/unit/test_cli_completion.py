@@ -142,7 +142,11 @@ def test_every_offer_is_taken(tmp_path: Path, offer: str) -> None:
     usual = () if offer.startswith(("steps=", "epochs=")) else ("steps=10",)
     if offer == "task=":
         return
-    load_job(path, overrides=(*usual, offer))
+    beside = {  # what it goes together with
+        "sync.topology=servers": ("servers=1", "sync.staleness=auto"),
+        "sync.staleness=unbounded": ("servers=1", "sync.topology=servers"),
+    }
+    load_job(path, overrides=(*usual, offer, *beside.get(offer, ())))
 
 
 def test_every_offer_says_what_it_is() -> None:

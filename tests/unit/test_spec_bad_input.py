@@ -140,7 +140,7 @@ def test_path_that_cannot_be_opened(tmp_path: Path, name: str) -> None:
 
 def test_all_mistakes_come_in_one_error(tmp_path: Path) -> None:
     text = "task: gpt.py\nsteps: '7'\nelastic:\n  min_workers: 0\n  shares: [1]\nglobal_batch: 30\n"
-    error = refusal(tmp_path, text, "sync.topology=servers", "zebra.a=1")
+    error = refusal(tmp_path, text, "sync.topology=star", "zebra.a=1")
     assert isinstance(error, SpecErrors)
     assert (error.field, error.value) == ("task", "'gpt.py'")
     assert [other.field for other in error.all[1:]] == [
