@@ -29,6 +29,7 @@ class Raycloud:
         name: Under which it races.
         shares: How a step is split.
         sync: How updates travel.
+        servers: How many servers there are.
     """
 
     on_ray = True
@@ -39,8 +40,9 @@ class Raycloud:
         *,
         shares: Literal["auto", "equal"] = "auto",
         sync: Mapping[str, Any] | None = None,
+        servers: int = 0,
     ) -> None:
-        self.name = name
+        self.name, self._servers = name, servers
         self._shares, self._sync = shares, dict(sync or {})
 
     def prepare(self) -> Mapping[str, str]:
@@ -88,5 +90,6 @@ class Raycloud:
                 "shares": self._shares,
             },
             "sync": self._sync,
+            "servers": self._servers,
             **({"checkpoint": {"every_steps": _CHECKPOINT_STEPS}} if attempt.elastic else {}),
         }
