@@ -50,7 +50,7 @@ EXAMPLE = "gpt.py:Gpt"
 
 _WARM_STEPS, _WARM_PART, _MOST_WARM = 200, 7, 500  # before the first round
 _STALENESS = 2
-_MEETING_STEPS, _MEETING_PERIODS = 16, 4  # at least, that workers go without meeting
+_MEETING_STEPS, _MEETING_PERIODS = 16, 2  # at least, that workers go without meeting
 _MOST_PERIOD = 16  # by the grid of benchmarks.sync_grid, longer rounds cost too much of the loss
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _CLASS = re.compile(r"[^\W\d]\w*(\.([^\W\d]\w*|<locals>))*")
@@ -232,7 +232,8 @@ class Job(Section):
             json_schema_input_type=ServersSection | int,
         ),
     ] = Field(default_factory=ServersSection)
-    """Who holds the rows of the model's `raycloud.Embedding` tables. A number: so many shards."""
+    """Who holds the rows of the model's `raycloud.Embedding` tables, or the parameters where
+    `sync.topology` is servers. A number: so many shards."""
     evaluate: EvaluateSection = Field(default_factory=EvaluateSection)
     """When the held-out samples are measured."""
     resources: ResourcesSection = Field(default_factory=ResourcesSection)

@@ -174,7 +174,7 @@ class SyncSection(Section):
     have, without waiting for them but as `staleness` says. auto: tree with a codec, else ring."""
     staleness: Annotated[int, Field(ge=0)] | Literal["unbounded", "auto"] = 0
     """With servers, by how many updates a worker may be ahead of the slowest (stale synchronous
-    parallel); unbounded: by any number (asynchronous), until all meet, after 16 steps or four times
+    parallel); unbounded: by any number (asynchronous), until all meet, after 16 steps or twice
     `period`. Elsewhere 0, lockstep, which is what auto takes there; with servers auto is 2."""
     codec: Literal["none", "bf16", "int8", "int4", "auto"] = "none"
     """How gradients are compressed on their way: bf16 to a half of fp32's bytes, int8 to 1/3.9,
@@ -289,10 +289,10 @@ class ResourcesSection(Section):
 
 
 class ServersSection(Section):
-    """Processes that hold tables' rows. They reserve no CPU, and are spread over the nodes."""
+    """Processes that hold tables' rows, or parameters. They reserve no CPU, and are spread out."""
 
     shards: int = Field(default=0, ge=0, le=1024)
-    """How many parts the rows are in, a server for each. 0: the model has no tables."""
+    """How many parts all of that is in, a server for each. 0: no server holds anything."""
     copies: int = Field(default=0, ge=0, le=2)
     """Further servers for each shard, with the same rows, on other nodes where there are some. With
     one, the loss of a server costs no step. 0: all go back to the newest checkpoint then."""

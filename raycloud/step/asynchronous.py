@@ -14,7 +14,6 @@ breaks, the next one goes on with the leases that all shards have, and computes 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from queue import Queue
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -36,14 +35,6 @@ if TYPE_CHECKING:
     from raycloud.sync.codecs import Codec
 
 _AWAY, _THERE, _STANDS = 0.0, 1.0, 2.0  # of a server, and a round
-
-
-@dataclass(frozen=True, slots=True)
-class _Back:
-    """What came back: the parameters, and how many updates the slowest had sent by then."""
-
-    values: torch.Tensor
-    least: int
 
 
 class Asynchronous(Rounds):
@@ -77,7 +68,10 @@ class Asynchronous(Rounds):
         self._in_flight, self._least = False, 0
         self._sent = PartialStep(step=-1)  # what of this member's part the servers have
         self._sent_loss = 0.0
-        self._anchor = self._next = torch.empty(0)
+        self._next = torch.empty(0)
+        self._buffer, self._anchor, self._known, self._lost = (
+            torch.zeros(sum(p.numel() for p in self._parameters)) for _ in range(4)
+        )
 
     def serve(self, find: Find) -> None:
         """The servers are found by `find`."""
@@ -153,16 +147,18 @@ class Asynchronous(Rounds):
         if self._started:
             return
         super().start(step)
-        base = self._flat()
-        courier = _Courier(self._served(), self._servers, self._codec, {**self._who, "step": step})
+        self._known.copy_(self._flat())
+        who = {**self._who, "step": step}
+        courier = _Courier(self._served(), self._servers, self._codec, who, self._known, self._lost)
+        self._courier, self._in_flight, self._least = courier, False, 0
         if self._stands != step:
-            courier.put(base)
+            courier.put()
         if self._halfway:
-            self._write(courier.begin(base, whole=True))
-        else:
-            courier.begin(base)
-        self._anchor, self._stands, self._halfway = self._flat(), step, False
-        self._in_flight, self._least, self._courier = False, 0, courier
+            courier.fetch(whole=True)
+            self._write(self._known)
+            self._lost.zero_()  # with updates that were taken back
+        self._anchor.copy_(self._known)
+        self._stands, self._halfway = step, False
 
     def before_step(self, at: int, kept: PartialStep, loss: torch.Tensor) -> None:
         """Take what has come; wait while this member is too far ahead of the slowest."""
@@ -187,10 +183,12 @@ class Asynchronous(Rounds):
         count = sum(len(one.micro_batches) for one in whole.spans[begun:done])
         weight, rows = kept.weight - self._sent.weight, kept.rows - self._sent.rows
         lease = [new, weight, float(loss) - self._sent_loss, rows]
-        now = self._flat()
-        update = (now - self._anchor).mul_(len(new) / count) if new else None
-        self._anchor, self._sent, self._sent_loss = now, kept, float(loss)
-        self._running().send(lease, update)
+        if new:  # beside what encoding has lost before
+            part, now = len(new) / count, self._flat()
+            self._lost.add_(now, alpha=part).sub_(self._anchor, alpha=part)
+            self._buffer, self._anchor = self._anchor, now
+        self._sent, self._sent_loss = kept, float(loss)
+        self._running().send(lease)
         self._in_flight = True
 
     def give(self, weight: float) -> None:
@@ -248,14 +246,18 @@ class Asynchronous(Rounds):
 
     def _take(self, *, wait: bool) -> None:
         """Go on from the parameters that have come, moved by what was done since they were sent."""
-        if not self._in_flight or (back := self._running().back(wait=wait)) is None:
+        if not self._in_flight or (least := self._running().back(wait=wait)) is None:
             return
-        self._in_flight, self._least = False, back.least
-        self._write(self._flat().sub_(self._anchor).add_(back.values))
-        self._anchor = back.values
+        self._in_flight, self._least = False, least
+        self._write(self._flat().add_(self._known).sub_(self._anchor))
+        self._anchor.copy_(self._known)
 
     def _flat(self) -> torch.Tensor:
-        return torch.cat([p.detach().reshape(-1) for p in self._parameters]).cpu()
+        """The parameters as they are; until the next call."""
+        parts = self._buffer.split([p.numel() for p in self._parameters])
+        for p, part in zip(self._parameters, parts, strict=True):
+            part.copy_(p.detach().reshape(-1))
+        return self._buffer
 
     def _write(self, flat: torch.Tensor) -> None:
         with torch.no_grad():
@@ -268,7 +270,15 @@ class Asynchronous(Rounds):
 class _Courier:
     """A thread that sends a member's updates in a round, one after the other, and brings answers.
 
-    The member itself asks only while nothing is under way.
+    The member itself asks, and touches what both have, only while nothing is under way.
+
+    Args:
+        connections: To servers.
+        servers: Of each shard the one that is asked.
+        codec: Of updates and answers.
+        who: The generation, this member's rank and how many there are, and the round's first step.
+        known: The parameters as the servers take this member to have them; follows the answers.
+        lost: The update that is sent; then what encoding has lost of it.
     """
 
     def __init__(
@@ -277,39 +287,33 @@ class _Courier:
         servers: Sequence[Name],
         codec: Codec,
         who: Mapping[str, int],
+        known: torch.Tensor,
+        lost: torch.Tensor,
     ) -> None:
         self._connections, self._servers, self._codec = connections, servers, codec
-        self._who = who
-        self._jobs: Queue[tuple[Sequence[Any], torch.Tensor | None, int] | None] = Queue()
-        self._answers: Queue[_Back | BaseException] = Queue()
-        self._known = self._lost = torch.empty(0)
+        self._who, self._known, self._lost = who, known, lost
+        self._jobs: Queue[tuple[Sequence[Any], int] | None] = Queue()
+        self._answers: Queue[int | BaseException] = Queue()
         self._thread = Thread(target=self._run, name="updates", daemon=True)
         self._thread.start()
 
-    def put(self, base: torch.Tensor) -> None:
+    def put(self) -> None:
         """Give servers the parameters, of each shard one of the members."""
         rank, members, told = self._who["rank"], self._who["members"], {"do": "put", **self._who}
-        parts = zip(self._servers, self._cut(base), strict=True)
+        parts = zip(self._servers, self._cut(self._known), strict=True)
         mine = {name: (told, [p.numpy()]) for name, p in parts if name[0] % members == rank}
         self._connections.ask(mine)
 
-    def begin(self, base: torch.Tensor, *, whole: bool = False) -> torch.Tensor:
-        """The round begins with these; or get the `whole` parameters as they are."""
-        self._known, self._lost = base.clone(), torch.zeros_like(base)
-        if whole:
-            self._fetch(0, whole=True)
-        return self._known
-
-    def send(self, lease: Sequence[Any], update: torch.Tensor | None) -> None:
-        """Send an update; what comes back has the parameters."""
-        self._jobs.put((lease, update, 0))
+    def send(self, lease: Sequence[Any]) -> None:
+        """Send the update of a lease, and learn the parameters."""
+        self._jobs.put((lease, 0))
 
     def ask(self, need: int) -> None:
-        """What comes back is as the slowest member has sent so many updates."""
-        self._jobs.put(([], None, need))
+        """Learn the parameters once the slowest member has sent so many updates."""
+        self._jobs.put(([], need))
 
-    def back(self, *, wait: bool) -> _Back | None:
-        """What has come back of what was asked last; None: nothing yet."""
+    def back(self, *, wait: bool) -> int | None:
+        """How many the slowest had sent when what was asked last came back; None: it has not."""
         if not wait and self._answers.empty():
             return None
         found = self._answers.get()
@@ -321,13 +325,9 @@ class _Courier:
         """What has become of the base in the round, for all members."""
         asked = {"do": "meet", **self._who, "step": step, "codec": self._codec.name}
         answers = self._connections.ask(dict.fromkeys(self._servers, (asked, ())))
-        parts = [torch.from_numpy(answers[name][1][0]) for name in self._servers]
-        if self._codec.name == "none":
-            return torch.cat(parts)
-        after = base.clone()
-        for part, codes in zip(self._cut(after), parts, strict=True):
-            self._codec.add(codes, part)
-        return after
+        for name, part in zip(self._servers, self._cut(base), strict=True):
+            self._learn(answers[name][1], part)
+        return base
 
     def end(self) -> None:
         """Send nothing more; what is under way is over, or breaks."""
@@ -336,42 +336,43 @@ class _Courier:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            lease, update, need = job
+            lease, need = job
             try:
                 if lease:
-                    self._push(lease, update)
-                self._answers.put(self._fetch(need))
+                    self._push(lease)
+                self._answers.put(self.fetch(need))
             except BaseException as error:  # noqa: BLE001 - the member raises it
                 self._answers.put(error)
 
-    def _push(self, lease: Sequence[Any], update: torch.Tensor | None) -> None:
+    def _push(self, lease: Sequence[Any]) -> None:
         told = {"do": "update", **self._who, "lease": lease, "codec": self._codec.name}
         words: dict[Name, tuple[Mapping[str, Any], Sequence[Array]]]
         words = dict.fromkeys(self._servers, (told, ()))
-        if update is not None:
-            update += self._lost
-            for name, part in zip(self._servers, self._cut(update), strict=True):
+        for name, part in zip(self._servers, self._cut(self._lost), strict=True):
+            if lease[0]:
                 codes = torch.empty(self._codec.bound(len(part)), dtype=torch.uint8)
                 self._codec.encode(part, codes)
                 self._codec.subtract(codes, part)
                 words[name] = told, [codes.numpy()]
-            self._lost = update
         for answer, _ in self._connections.ask(words).values():
             if answer["answer"] == "old term":
                 raise LostServerError("the generation is over: the servers hear another")
 
-    def _fetch(self, need: int, *, whole: bool = False) -> _Back:
+    def fetch(self, need: int = 0, *, whole: bool = False) -> int:
+        """Learn the parameters; the `whole` as they are, or what has changed, encoded."""
         also = {"need": need, "whole": whole, "codec": self._codec.name}
         asked = {"do": "fetch", **self._who, **also}
         answers = self._connections.ask(dict.fromkeys(self._servers, (asked, ())))
         for name, part in zip(self._servers, self._cut(self._known), strict=True):
-            [values] = answers[name][1]
-            if whole or self._codec.name == "none":
-                part.copy_(torch.from_numpy(values))
-            else:
-                self._codec.add(torch.from_numpy(values), part)
-        least = min(int(answer["least"]) for answer, _ in answers.values())
-        return _Back(self._known.clone(), least)
+            self._learn(answers[name][1], part, whole=whole)
+        return min(int(answer["least"]) for answer, _ in answers.values())
+
+    def _learn(self, arrays: Sequence[Array], part: torch.Tensor, *, whole: bool = False) -> None:
+        [values] = arrays
+        if whole or self._codec.name == "none":
+            part.copy_(torch.from_numpy(values))
+        else:
+            self._codec.add(torch.from_numpy(values), part)
 
     def _cut(self, flat: torch.Tensor) -> Sequence[torch.Tensor]:
         count, shards = len(flat), len(self._servers)

@@ -53,7 +53,8 @@ def compute_step(
     if kept is None or rounds is None:
         raise InternalError(f"step {span.step} was to be computed in no round")
     if replica.following is None:
-        rounds.before_step(at, kept, replica.forward.loss)
+        with replica.waiting():
+            rounds.before_step(at, kept, replica.forward.loss)
     replica.kept = kept.and_also(work, within=whole)
     own = _OwnStep(replica, work, kept.weight, span, len(whole.micro_batches), collate)
     try:
@@ -73,7 +74,8 @@ def compute_step(
         raise name_samples(error, [i for one in some for i in not_finite_ids(one, collate)])
     replica.settle()
     rounds.take_step(span.step, at)
-    rounds.after_step(at, whole, replica.kept, replica.forward.loss)
+    with replica.waiting():
+        rounds.after_step(at, whole, replica.kept, replica.forward.loss)
     return norm
 
 

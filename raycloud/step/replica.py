@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -86,6 +86,7 @@ class Replica:
         following: It has no state yet, and keeps what it would commit; None: it has.
         by_measured: Its schedule is not stepped once per step, but by `take_measured`.
         local: What is computed is a round of local steps.
+        waited_s: In the midst of rounds for exchanges, in all.
         own_extra: Forward passes change what modules hold beside parameters and buffers.
         settle: Called before anything changes; returns once that may be.
     """
@@ -141,6 +142,7 @@ class Replica:
         self.kept: PartialStep | None = None
         self.last: tuple[Pass, torch.Tensor] | None = None
         self.own_extra = self.told = self.local = False
+        self.waited_s = 0.0
         self.backing: Backing | None = None
         self.settle: Callable[[], None] = lambda: None
 
@@ -287,6 +289,14 @@ class Replica:
     def leaves_out(self, step: int) -> bool:
         """Whether a step is not to change anything, since the run has gone back because of it."""
         return self.errors.on_nan == "rollback" and step in self.history.left_out
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Meanwhile this member exchanges what it has computed, in the midst of a round."""
+        began_s = self.clock.monotonic_s()
+        with self.pace.waiting():
+            yield
+        self.waited_s += self.clock.monotonic_s() - began_s
 
     def synchronize(self) -> None:
         """Wait until a GPU has computed what was asked of it, so that seconds are those of work."""
