@@ -367,6 +367,8 @@ def _failover(
     session: Session, recorder: Recorder, pool: RemotePool
 ) -> tuple[Failover | None, str]:
     """The members to go on with; or why there are none."""
+    if session.job.servers.shards:
+        return None, "the servers end with their driver"
     known, actors, collators = pool.found()
     if "pipeline" not in (known or {}):  # a pool of an older version says None
         return None, "they had not begun"

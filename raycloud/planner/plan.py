@@ -311,7 +311,9 @@ def _predict(
     compute_s = step_seconds(speeds, shares)
     coded = coded_bytes(profile.gradient_bytes, job.sync_point.codec)
     sent = slowest = ring_bytes(coded, len(speeds))
-    if job.sync_point.topology == "tree" and len(zones) > 1:
+    if job.asynchronous:  # to servers, and as much from there, beside computing
+        sent = slowest = coded // job.sync_point.period
+    elif job.sync_point.topology == "tree" and len(zones) > 1:
         sent, slowest = tree_bytes(profile.gradient_bytes, coded, zones)
     exchange_s: float | None = None
     step_s = compute_s
@@ -320,11 +322,15 @@ def _predict(
     elif profile.link_bytes_per_s is not None:
         exchange_s = slowest / profile.link_bytes_per_s
         last = max(range(len(speeds)), key=lambda i: speeds[i].seconds(shares[i]))
-        step_s += exposed_seconds(
-            exchange_s,
-            last_micro_batch_s=speeds[last].micro_batch_s,
-            bucket_bytes=job.bucket_bytes(profile.gradient_bytes),
-            gradient_bytes=profile.gradient_bytes,
+        step_s += (
+            max(0.0, exchange_s - compute_s)
+            if job.asynchronous
+            else exposed_seconds(
+                exchange_s,
+                last_micro_batch_s=speeds[last].micro_batch_s,
+                bucket_bytes=job.bucket_bytes(profile.gradient_bytes),
+                gradient_bytes=profile.gradient_bytes,
+            )
         )
     return Prediction(
         step_s=step_s,

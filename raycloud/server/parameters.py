@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from raycloud.sync.codecs import Codec
 
 NOWHERE = -1
-_WAITS_S = 600.0  # of the slowest: who is gone ends the generation long before
+_WAITS_S = 60.0  # until who asks is told to ask again: a silent server would be taken for lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +91,20 @@ class ParameterShard:
             self._known.clear()
         return Answer.APPLIED
 
-    def settle(self, generation: int, places: Sequence[Sequence[int]]) -> Answer:
-        """The generation goes on with the leases of these places; any other is taken back."""
-        if generation < self.generation or generation == self._settled:
-            return Answer.DUPLICATE if generation == self._settled else Answer.OLD_TERM
+    def settle(self, generation: int, places: Sequence[Sequence[int]] | None) -> Answer:
+        """The generation goes on with the leases of these places; any other is taken back.
+
+        None: members are going to put parameters here, and nothing is added before. The first who
+        says so counts.
+        """
+        if generation < self.generation:
+            return Answer.OLD_TERM
+        if generation == self._settled:
+            return Answer.DUPLICATE
+        self._settled = generation
+        if places is None:
+            self._begin(NOWHERE)
+            return Answer.APPLIED
         stay = {tuple(one) for one in places}
         newest = {places: (codec, codes) for places, codec, codes in self._newest.values()}
         for one in self.leases.keys() - stay:
@@ -104,7 +114,6 @@ class ParameterShard:
             CODECS[codec].subtract(codes, self._values)
             del self.leases[one]
         self._newest.clear()
-        self._settled = generation
         return Answer.APPLIED
 
     def put(self, generation: int, step: int, values: torch.Tensor) -> Answer:
@@ -155,9 +164,10 @@ class ParameterShard:
         codec.add(codes, known)
         return codes
 
-    def whole(self, rank: int) -> torch.Tensor:
-        """The parameters as they are, which a member has then."""
-        self._known[rank] = self._values.clone()
+    def whole(self, rank: int | None = None) -> torch.Tensor:
+        """The parameters as they are, which a member has then whom differences are told."""
+        if rank is not None:
+            self._known[rank] = self._values.clone()
         return self._values.clone()
 
     def meet(self, step: int, rank: int, members: int, codec: Codec) -> torch.Tensor:
@@ -229,7 +239,8 @@ class ParameterActs:
     ) -> tuple[dict[str, Any], list[Array]]:
         """See `ParameterShard.push`; it waits until its round has begun here."""
         generation, step = int(header["generation"]), int(header["step"])
-        self._wait(generation, lambda: self.shard.step == step)
+        if not self._wait(generation, lambda: self.shard.step == step):
+            return {"later": True}, []
         codes = torch.from_numpy(arrays[0]) if arrays else None
         lease = Lease.of(header["lease"])
         answer = self.shard.push(generation, int(header["rank"]), lease, header["codec"], codes)
@@ -242,10 +253,13 @@ class ParameterActs:
         """What the parameters are, once the slowest member has sent so many updates."""
         generation, members, rank = (int(header[k]) for k in ("generation", "members", "rank"))
         need = int(header["need"])
-        self._wait(generation, lambda: self.shard.least(members) >= need)
+        if not self._wait(generation, lambda: self.shard.least(members) >= need):
+            return {"later": True}, []
         least = self.shard.least(members)
         codec = CODECS[header["codec"]]
-        if header["whole"] or codec.name == "none":
+        if codec.name == "none":
+            return {"least": least}, [self.shard.whole().numpy()]
+        if header["whole"]:
             return {"least": least}, [self.shard.whole(rank).numpy()]
         return {"least": least}, [self.shard.change(rank, codec).numpy()]
 
@@ -259,9 +273,10 @@ class ParameterActs:
         self._turn.notify_all()
         return {}, [codes.numpy()]
 
-    def _wait(self, generation: int, holds: Callable[[], bool]) -> None:
-        """Until it holds; `TransportError`: another generation has begun, or it takes too long."""
+    def _wait(self, generation: int, holds: Callable[[], bool]) -> bool:
+        """Until it holds, or a while has gone; `TransportError`: another generation has begun."""
         shard = self.shard
         came = self._turn.wait_for(lambda: generation < shard.generation or holds(), _WAITS_S)
-        if not came or generation < shard.generation:
+        if generation < shard.generation:
             raise TransportError("the generation is over")
+        return came

@@ -23,7 +23,7 @@ import torch
 from raycloud.errors import InternalError, TaskError, TransportError
 from raycloud.step.collate import PartialStep
 from raycloud.step.rounds import Rounds
-from raycloud.step.servers import Connections, Find, LostServerError, Name
+from raycloud.step.servers import Connections, Find, LostServerError, Name, Reply
 from raycloud.sync.codecs import CODECS
 
 if TYPE_CHECKING:
@@ -93,8 +93,12 @@ class Asynchronous(Rounds):
         """Sent to servers since the last call."""
         return 0 if self._connections is None else self._connections.take_bytes()
 
-    def enter(self, generation: int, step: int, lane: Lane) -> tuple[PartialStep | None, float]:
+    def enter(
+        self, generation: int, step: int, lane: Lane, *, planned: bool
+    ) -> tuple[PartialStep | None, float]:
         """A generation goes on with the round of `step`; all its members call this together.
+
+        Unless it was `planned`, updates may be taken back, and with them what encoding has lost.
 
         Returns what of the round is applied already, for rank 0, with the sum of its losses; else,
         and where nothing is, None.
@@ -103,6 +107,8 @@ class Asynchronous(Rounds):
             TransportError: A shard has no server that all reach.
         """
         self._rest()
+        if not planned:
+            self._lost.zero_()
         rank, size = lane.transport.rank, lane.transport.size
         self._who = {"generation": generation, "rank": rank, "members": size}
         connections = self._served()
@@ -116,11 +122,11 @@ class Asynchronous(Rounds):
         found = [{tuple(one[0]): one for one in look["leases"]} for look in looks if look]
         whole = set.intersection(*map(set, found)) if min(common) == _STANDS else set()
         self._halfway, self._stands = bool(whole), step if whole else -1
-        if not whole:  # members have what the round began with
-            return None, 0.0
-        told = {"do": "settle", "generation": generation, "places": sorted(map(list, whole))}
+        # Where nothing has come everywhere, members have what the round began with, and put it.
+        places = sorted(map(list, whole)) if whole else None
+        told = {"do": "settle", "generation": generation, "places": places}
         connections.ask_each(self._servers, told)
-        if rank:
+        if rank or not whole:
             return None, 0.0
         kept = [found[0][one] for one in whole]
         claim = PartialStep(
@@ -156,7 +162,6 @@ class Asynchronous(Rounds):
         if self._halfway:
             courier.fetch(whole=True)
             self._write(self._known)
-            self._lost.zero_()  # with updates that were taken back
         self._anchor.copy_(self._known)
         self._stands, self._halfway = step, False
 
@@ -180,11 +185,12 @@ class Asynchronous(Rounds):
             return
         self._take(wait=True)
         new = sorted({*kept.micro_batches} - {*self._sent.micro_batches})
-        count = sum(len(one.micro_batches) for one in whole.spans[begun:done])
         weight, rows = kept.weight - self._sent.weight, kept.rows - self._sent.rows
         lease = [new, weight, float(loss) - self._sent_loss, rows]
-        if new:  # beside what encoding has lost before
-            part, now = len(new) / count, self._flat()
+        if new:  # beside what encoding has lost before; others' weights are not known yet
+            samples = sum(whole.micro_batches[k].samples for k in new)
+            part = samples / sum(one.samples for one in whole.spans[begun:done])
+            now = self._flat()
             self._lost.add_(now, alpha=part).sub_(self._anchor, alpha=part)
             self._buffer, self._anchor = self._anchor, now
         self._sent, self._sent_loss = kept, float(loss)
@@ -249,7 +255,7 @@ class Asynchronous(Rounds):
         if not self._in_flight or (least := self._running().back(wait=wait)) is None:
             return
         self._in_flight, self._least = False, least
-        self._write(self._flat().add_(self._known).sub_(self._anchor))
+        self._write(self._flat().sub_(self._anchor).add_(self._known))
         self._anchor.copy_(self._known)
 
     def _flat(self) -> torch.Tensor:
@@ -354,15 +360,25 @@ class _Courier:
                 self._codec.encode(part, codes)
                 self._codec.subtract(codes, part)
                 words[name] = told, [codes.numpy()]
-        for answer, _ in self._connections.ask(words).values():
+        for answer, _ in self._ask(words).values():
             if answer["answer"] == "old term":
                 raise LostServerError("the generation is over: the servers hear another")
+
+    def _ask(
+        self, words: Mapping[Name, tuple[Mapping[str, Any], Sequence[Array]]]
+    ) -> Mapping[Name, Reply]:
+        """What servers answer: those that wait for others are asked again until they do."""
+        answers: dict[Name, Reply] = {}
+        while left := {name: word for name, word in words.items() if name not in answers}:
+            found = self._connections.ask(left)
+            answers |= {name: one for name, one in found.items() if "later" not in one[0]}
+        return answers
 
     def fetch(self, need: int = 0, *, whole: bool = False) -> int:
         """Learn the parameters; the `whole` as they are, or what has changed, encoded."""
         also = {"need": need, "whole": whole, "codec": self._codec.name}
         asked = {"do": "fetch", **self._who, **also}
-        answers = self._connections.ask(dict.fromkeys(self._servers, (asked, ())))
+        answers = self._ask(dict.fromkeys(self._servers, (asked, ())))
         for name, part in zip(self._servers, self._cut(self._known), strict=True):
             self._learn(answers[name][1], part, whole=whole)
         return min(int(answer["least"]) for answer, _ in answers.values())

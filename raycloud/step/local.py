@@ -34,7 +34,8 @@ def begin_round(replica: Replica, whole: Round) -> None:
     else:
         replica.settle()  # what is kept moves the parameters at once
         replica.state.resume()
-    replica.rounds.start(whole.step)
+    with replica.waiting():
+        replica.rounds.start(whole.step)
 
 
 def compute_step(

@@ -276,7 +276,8 @@ class Replica:
             self.tables.scale = scale
         if self.rounds is not None and self.local:
             weight = 0.0 if self.kept is None else self.kept.weight
-            self.rounds.give(weight)
+            with self.waiting():
+                self.rounds.give(weight)
             scale *= weight
         self.gradients.begin(scale, nothing=self.local and self.asynchronous is not None)
 
@@ -318,7 +319,8 @@ class Replica:
 
     def reclaim(self, claim: PartialStep | None, loss: float) -> None:
         """Of the round under way this member has what it claims, with this sum of losses."""
-        self.kept = None
+        if self.kept is not None:
+            self.discard()
         if claim is not None:
             self.stage()
             self.kept = claim

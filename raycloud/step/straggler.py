@@ -57,8 +57,8 @@ class StragglerWatch:
 
     @property
     def computing(self) -> bool:
-        """In the midst of a share."""
-        return self._now is not None
+        """In the midst of a share, and waiting for nobody."""
+        return self._now is not None and not self._waits
 
     def begin(self, micro_batches: int) -> None:
         """A share is computed from now on; of one of 0 nothing is told, whatever is done in it."""

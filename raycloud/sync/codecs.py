@@ -116,6 +116,8 @@ class _Rows:
         if values.device.type != "cpu":
             codes.copy_(self.encode_by_operators(values))
             return
+        if not len(values):
+            return
         parts = values.split(_CHUNK)
         factors, rows = self._cut(codes, len(parts))
         chosen = [_factor(part, least=self._least) for part in parts]
@@ -152,6 +154,8 @@ class _Rows:
     def _add(self, codes: torch.Tensor, to: torch.Tensor, sign: float) -> None:
         if to.device.type != "cpu":
             to.add_(self.decode_by_operators(codes.to(to.device), len(to)), alpha=sign)
+            return
+        if not len(to):
             return
         parts = to.split(_CHUNK)
         factors, rows = self._cut(codes, len(parts))

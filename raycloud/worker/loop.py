@@ -419,9 +419,9 @@ class Loop:
         if replica.residual is not None:
             replica.residual.encode(of_updates=True)
         self._begun, pace, late, norm = whole, replica.pace, False, float("nan")
+        waited_s = replica.waited_s
         begin_round(replica, whole)
         made: list[StepWork] = []
-        waited_s = replica.waited_s
         for at, span in enumerate(whole.spans):
             if self._abandoned():
                 raise Abandoned(f"the generation was abandoned before step {span.step}")
@@ -437,9 +437,9 @@ class Loop:
                 pace.end(done=done)
             late, norm = late or pace.told(), found if done else norm
             made.append(replace(work, passes=tuple(replace(p, batch=None) for p in work.passes)))
-        self._lane_s += replica.waited_s - waited_s  # no part of computing, either
         sums = self._read_weight()
         replica.begin_exchange(1.0 / sums.weight)
+        self._lane_s += replica.waited_s - waited_s  # no part of computing, either
         replica.send(behind=self._behind(), late=late)
         work = StepWork(
             span=whole,

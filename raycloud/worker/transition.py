@@ -186,7 +186,10 @@ class Transition:
         if take_state(replica, point, lane, self._address, context.host):
             self._catch_up(meeting, point)
         if (of := replica.asynchronous) is not None:
-            replica.reclaim(*of.enter(meeting.generation, point.step, lane))
+            planned = meeting.planned and own.begun == 1
+            claim = of.enter(meeting.generation, point.step, lane, planned=planned)
+            if not round_ends(self._context.job, replica.period).alone(point.step):
+                replica.reclaim(*claim)
         adopted = self._deal(meeting, point, lane, gone)
         if self._suspects.pressing:
             replica.forward.size.be_careful()

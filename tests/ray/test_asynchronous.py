@@ -35,6 +35,7 @@ def kill_server(folder: Path) -> None:
     os.kill(found[0], signal.SIGKILL)
 
 
+@pytest.mark.full
 def test_one_worker_does_what_one_process_does(tmp_path: Path) -> None:
     """All that servers add to its own updates is rounding."""
     job = served(1, 40, period=2)
@@ -73,6 +74,7 @@ def test_a_killed_server_costs_a_round(tmp_path: Path, ray_tmpdir: Path) -> None
     assert not of_kind(MemberLost, run.events)
 
 
+@pytest.mark.full
 def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
     job = served([5, 3], 60, "int8", checkpoint={"every_steps": 24, "keep": 9})
     first = job.model_copy(update={"steps": 48})

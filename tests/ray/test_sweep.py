@@ -177,7 +177,7 @@ def test_a_sweep_to_a_target_ends_trials_there(tmp_path: Path) -> None:
     assert found.best
 
 
-@pytest.mark.parametrize("title", variants("ray::MemberActor", "ray::TrialRun", "ray::SeatsActor"))
+@pytest.mark.parametrize("title", variants("ray::MemberActor", "ray::TrialRun"))
 def test_what_is_killed_is_made_up_for(title: str, tmp_path: Path, ray_tmpdir: Path) -> None:
     once = Once(lambda: kill_of(ray_tmpdir, title))
     found = sweep(
