@@ -45,7 +45,7 @@ def test_what_comes_back_is_near(name: str, most: float, count: int) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=list(CODECS))
-@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("count", [0, *COUNTS])
 def test_code_and_residual_make_the_values(codec: Codec, count: int) -> None:
     values = normal(count)
     codes, residual = coded(codec, values), values.clone()
