@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # A seventh of the some 200 updates of a race comes before the first round, as `auto` has it.
 ROUNDS = {"codec": "int4", "period": 16, "outer": "nesterov", "warm_steps": 28}
 AUTO = {"codec": "auto", "period": "auto", "topology": "auto", "warm_steps": 28}
-SSP = {"topology": "servers", "staleness": 3, "codec": "int4"}
+SSP = {"topology": "servers", "staleness": 3, "codec": "int4", "period": 2}
 ASYNCHRONOUS = {"topology": "servers", "staleness": "unbounded", "codec": "int4", "period": 8}
 
 CONTESTANTS: Mapping[str, Contestant] = {
