@@ -41,6 +41,26 @@ class Steady(NetTask):
         return super().scheduler(optimizer, 200)
 
 
+class Sparse(Steady):
+    """Rows by id, whose gradients are sparse; `Adagrad` moves the rows that a step touches."""
+
+    def __init__(self, rows: int = 60) -> None:
+        super().__init__(dropout=0.0, branch=False)
+        self.rows = rows
+
+    def model(self) -> nn.Module:
+        table = nn.Embedding(self.rows, 6, sparse=True)
+        return nn.ModuleDict({"rows": table, "net": super().model()}).double()
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        points, labels = batch
+        ids = (points[:, 0].abs() * 40).long() % self.rows
+        return super().loss(lambda x: model["net"](x + model["rows"](ids)), (points, labels))
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.Adagrad(model.parameters(), lr=0.05)
+
+
 class Still(Steady):
     """Never moves, and each sample weighs the same: its gradients are those of the start."""
 

@@ -304,7 +304,8 @@ def plain_loop(
         for (m, batch), weight in reversed(pairs) if backwards else pairs:
             torch.default_generator.manual_seed(stream_seed(job.seed, 2, m.epoch, m.start))
             (task.loss(model, batch) * (weight / total)).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), job.clip_norm or float("inf"))
+        if job.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), job.clip_norm)
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _FAR = 2.0  # times as long as known
 _LOOKS = 2  # a gain must be seen this often in a row
+_LONG_STEPS, _LONG_S = 8, 5.0  # that a report is of, if it is no odd moment's
 _LARGE_GAIN = 0.1  # of a step's seconds
 _TRY_EVERY = 40.0  # times what a step takes more with a micro-batch for who was idle: it takes two
 _TRY_S = 20.0
@@ -32,8 +33,9 @@ def speed(ready: MemberReady) -> Speed:
 class Resharing:
     """Shares as asked, or fitted: then it follows speeds, and says when others are worth a change.
 
-    A change must be worth it in two looks in a row, so that one odd moment moves no work. Where a
-    member's speed has a new level, which no odd moment makes, a large gain is taken at once.
+    A change must be worth it in two looks in a row, so that one odd moment moves no work; in one by
+    reports of rounds, which are long. Where a member's speed has a new level, which no odd moment
+    makes, a large gain is taken at once.
 
     Who is left idle, since one micro-batch of it would hold all up, gets one now and then: so it is
     noticed that it has recovered. That costs a tenth of the time at most.
@@ -50,7 +52,7 @@ class Resharing:
         self._looked_s, self._looked_step, self._worth = 0.0, settings.step, 0
         self._idle_s: dict[int, float] = {}  # since when, of who has no share
         self._tried: int | None = None  # who was idle, and is to be measured
-        self.changed = False
+        self.changed = self._long = False
 
     def know(self, ready: MemberReady) -> None:
         """Take in what a member that is new has measured before it was ready."""
@@ -76,6 +78,7 @@ class Resharing:
             estimate = self._estimates[report.member]
             self.changed |= estimate.observe(report.micro_batches, steps, report.compute_s)
             self._note(report.member, estimate)
+            self._long = steps >= _LONG_STEPS and report.compute_s >= _LONG_S
             if report.member == self._tried:
                 known_s = estimate.speed.seconds(report.micro_batches / steps)
                 self._tried, slow = None, report.compute_s / steps > known_s / _FAR
@@ -170,7 +173,7 @@ class Resharing:
             return None
         self.wait(step, now_s, worth=self._worth)
         better = better_shares(shares, speeds, settings.micro_batches, gain=settings.reshare_gain)
-        self._worth = 0 if better is None else self._worth + 1
+        self._worth = 0 if better is None else self._worth + (_LOOKS if self._long else 1)
         return better if self._worth >= _LOOKS else None
 
     def _try(

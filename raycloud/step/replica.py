@@ -47,6 +47,7 @@ from raycloud.step.straggler import StragglerWatch
 from raycloud.step.tables import Tables
 from raycloud.sync.gradients import GradientExchange, Gradients
 from raycloud.sync.period import Choice
+from raycloud.sync.sparse import sparse_parameters
 from raycloud.sync.strategy import STRATEGIES
 
 if TYPE_CHECKING:
@@ -125,6 +126,7 @@ class Replica:
             bucket_bytes=job.bucket_bytes(self.trained.bytes),
             strategy=STRATEGIES["none" if job.asynchronous else job.sync_point.codec](),
             clock=clock,
+            sparse=sparse_parameters(self.model),
         )
         self.notice: Callable[[str, Mapping[str, Any]], None] = lambda *_: None
         self.statistics, self.history = RunningStatistics(self.model), History()
@@ -186,6 +188,11 @@ class Replica:
     def asynchronous(self) -> Asynchronous | None:
         """The rounds, where members exchange updates within them by servers."""
         return self.rounds if isinstance(self.rounds, Asynchronous) else None
+
+    @property
+    def has_sums(self) -> bool:
+        """Whether a step can be committed later by what its exchange has brought, of fixed size."""
+        return self.asynchronous is None and not self.gradients.sparse_bytes
 
     @property
     def served(self) -> tuple[Tables | Asynchronous, ...]:

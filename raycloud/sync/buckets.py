@@ -64,9 +64,8 @@ class Flags:
     `buckets`.
     """
 
-    def __init__(self, buckets: Sequence[Bucket]) -> None:
+    def __init__(self, buckets: Sequence[Bucket], device: torch.device) -> None:
         self._counts = [len(bucket.parameters) for bucket in buckets]
-        device = buckets[-1].flat.device
         self.message = torch.zeros(_FLAGS + sum(self._counts), device=device)
 
     @property

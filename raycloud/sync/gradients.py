@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from raycloud.clock import Clock, SystemClock
 from raycloud.errors import InternalError, TaskError, TransportError
 from raycloud.net.transport import Transport, Work, finish
 from raycloud.sync.buckets import Bucket, Flags, lay_out
+from raycloud.sync.sparse import SparseRows
 
 if TYPE_CHECKING:
     from raycloud.sync.strategy import SyncStrategy
@@ -76,9 +77,12 @@ class GradientExchange:
         bucket_bytes: int,
         strategy: SyncStrategy,
         clock: Clock = _CLOCK,
+        sparse: Container[int] = (),
     ) -> None:
-        self.buckets = lay_out(parameters, bucket_bytes)
-        self._flags = Flags(self.buckets)
+        dense = [(name, p) for name, p in parameters if id(p) not in sparse]
+        self._rows = [SparseRows(name, p) for name, p in parameters if id(p) in sparse]
+        self.buckets = lay_out(dense, bucket_bytes)
+        self._flags = Flags(self.buckets, parameters[-1][1].device)
         self._strategy, self.residual = strategy, strategy.residual
         self._place = {
             parameter: (b, i)
@@ -96,7 +100,8 @@ class GradientExchange:
         self._works: list[Work | None] = []
         self._next = 0
         self._broken: TransportError | None = None
-        for parameter in self._place:
+        self._names = {p: name for name, p in parameters}
+        for parameter in self._names:
             parameter.register_post_accumulate_grad_hook(self._finished)
 
     @contextmanager
@@ -110,13 +115,18 @@ class GradientExchange:
 
     def check_none(self) -> None:
         """Before a backward pass that is the first; `TaskError`: a parameter has a gradient."""
-        if (made := next((p for p in self._place if p.grad is not None), None)) is not None:
+        if (made := next((p for p in self._names if p.grad is not None), None)) is not None:
             raise self._not_own(made)
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of all gradients."""
+        """Bytes of all dense gradients."""
         return sum(bucket.payload_bytes for bucket in self.buckets)
+
+    @property
+    def sparse_bytes(self) -> int:
+        """Bytes of all others, were they dense."""
+        return sum(rows.bytes for rows in self._rows)
 
     def connect(self, transport: Transport) -> None:
         """Exchange over `transport` from the next step on; leave an older one's buffers behind."""
@@ -166,6 +176,11 @@ class GradientExchange:
                 else:  # used by an earlier pass of this step only
                     self._fill(bucket, i, self._scale)
             self._send(bucket)
+        for rows in self._rows if self._broken is None and not self._nothing else ():
+            try:
+                self._works.append(rows.start(self._transport, self._scale))
+            except TransportError as error:
+                self._broken = error
         if self._broken is None:
             self._flags.tell(
                 behind=behind,
@@ -193,16 +208,18 @@ class GradientExchange:
             if work is not None:
                 finish(work, abandoned)
                 self._works[b] = None
+        sparse_norm, sparse_sent = self._collect_rows(abandoned)
         for bucket in () if self._nothing else self.buckets:
             self._strategy.finish(bucket)
         norms, (behind, astray, late, used) = self._read()
         *sent, last = (
-            0 if self._nothing else self._strategy.bytes_sent(bucket) for bucket in self.buckets
+            sparse_sent,
+            *(0 if self._nothing else self._strategy.bytes_sent(bucket) for bucket in self.buckets),
         )
         if self._transport is not None:
             last += self._transport.all_reduce_bytes(self._flags.bytes)
         exchanged = Exchanged(
-            norm=math.nan if astray else math.hypot(*norms) * (not self._nothing),
+            norm=math.nan if astray else math.hypot(*norms, sparse_norm) * (not self._nothing),
             bytes_sent=sum(sent) + last,
             agreed=not behind,
             late=late,
@@ -212,12 +229,21 @@ class GradientExchange:
         )
         for bucket, any_used in zip(self.buckets, used, strict=True) if not astray else ():
             _install(bucket, any_used, bucket.slots)
+        for rows in self._rows if not astray else ():
+            rows.install()
         return exchanged
+
+    def _collect_rows(self, abandoned: Callable[[], bool]) -> tuple[float, int]:
+        """The norm of sparse gradients, and the bytes that were sent of them."""
+        if not self._rows or self._nothing or self._flags.read(self._flags.message.tolist())[1]:
+            return 0.0, 0
+        norms, sent = zip(*(r.collect(self._transport, abandoned) for r in self._rows), strict=True)
+        return math.hypot(*norms), sum(sent)
 
     def _own_norm(self) -> float:
         """That of this member's own part of the sum; NaN where it is not this exchange's turn."""
         self._collected += 1
-        alone = self._transport is None or self._transport.size == 1
+        alone = self._transport is None or self._transport.size == 1 or self._rows
         if alone or self._collected % _LOOKED_AT:
             return math.nan
         own = [p.grad for p in self._place if p.grad is not None]
@@ -270,17 +296,19 @@ class GradientExchange:
         if factor < 1.0:
             for bucket in self.buckets:
                 bucket.flat.mul_(factor)
+            for rows in self._rows:
+                rows.clip(factor)
 
     def take(self) -> Gradients:
         """This member's own, which are then forgotten here; not between `begin` and `collect`."""
-        taken = tuple(parameter.grad for parameter in self._place)
-        for parameter in self._place:
+        taken = tuple(parameter.grad for parameter in self._names)
+        for parameter in self._names:
             parameter.grad = None
         return taken
 
     def add(self, taken: Gradients) -> None:
         """Add to this member's own what was taken; it is this exchange's from now on."""
-        for parameter, grad in zip(self._place, taken, strict=True):
+        for parameter, grad in zip(self._names, taken, strict=True):
             if parameter.grad is None or grad is None:
                 parameter.grad = grad if parameter.grad is None else parameter.grad
             else:
@@ -296,14 +324,14 @@ class GradientExchange:
         self._scale, self._hears = None, False
         if self.residual is not None:
             self.residual.discard()
-        for parameter in self._place:
+        for parameter in self._names:
             parameter.grad = None
 
     def _finished(self, parameter: nn.Parameter) -> None:
         """A backward pass has accumulated the gradient of `parameter`."""
         if self._refuses:
             raise self._not_own(parameter)
-        if self._scale is None or not self._hears:
+        if self._scale is None or not self._hears or parameter not in self._place:
             return
         b, i = self._place[parameter]
         bucket = self.buckets[b]
@@ -318,9 +346,8 @@ class GradientExchange:
             self._send(self.buckets[self._next])
 
     def _not_own(self, parameter: nn.Parameter) -> TaskError:
-        b, i = self._place[parameter]
         return TaskError(
-            f"Task.loss made a gradient of {self.buckets[b].names[i]!r} itself, which would not be "
+            f"Task.loss made a gradient of {self._names[parameter]!r} itself, which would not be "
             "weighted like that of the loss it returns",
             hint="add the term to the loss, without backward(); or use torch.autograd.grad",
         )
@@ -355,6 +382,7 @@ def _install(bucket: Bucket, used: Sequence[float], slots: Sequence[torch.Tensor
 def is_sparse(name: str) -> TaskError:
     """The refusal of this parameter's gradient."""
     return TaskError(
-        f"the gradient of {name!r} is sparse; only dense ones are exchanged",
+        f"the gradient of {name!r} is sparse; that goes with a sync.period of 1, lockstep and "
+        "nn.Embedding(sparse=True) or nn.EmbeddingBag alone",
         hint="construct the embedding with sparse=False",
     )

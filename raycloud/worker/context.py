@@ -224,6 +224,7 @@ def round_ends(job: Job, period: int) -> RoundEnds:
         period=period,
         reads=tuple(every for every in reads if isinstance(every, int)),
         warm_steps=job.warm_steps,
+        grow=job.asynchronous,
     )
 
 

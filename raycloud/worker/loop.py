@@ -345,7 +345,8 @@ class Loop:
     def _count_bytes(self, count: StepCount, exchanged: Exchanged) -> None:
         replica = self._context.replica
         rows, plain = replica.rows_bytes()
-        dense = ring_bytes(replica.gradients.gradient_bytes, self.seat.size)
+        gradients = replica.gradients
+        dense = ring_bytes(gradients.gradient_bytes + gradients.sparse_bytes, self.seat.size)
         count.bytes_sent, count.bytes_last = exchanged.bytes_sent + rows, exchanged.bytes_last
         count.bytes_dense = count.steps * dense + plain
 

@@ -232,8 +232,7 @@ class Transition:
             begun=0,
             agreed=context.changes.agreed,
             due_step=context.changes.due_step(),
-            # It cannot take part in steps of which it has only sums where there are none.
-            follows=int(self._newcomers.may_follow and context.replica.asynchronous is None),
+            follows=int(self._newcomers.may_follow and context.replica.has_sums),
             processor=context.replica.processor_number,
             fusing=min(context.replica.forward.fusing, self._values.get("fusing", Fusing.UNKNOWN)),
         )

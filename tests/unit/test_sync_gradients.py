@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from hypothesis import given
@@ -14,6 +16,7 @@ from raycloud.net.transport import Abandoned
 from raycloud.spec.sizes import ring_bytes
 from raycloud.sync.buckets import lay_out
 from raycloud.sync.gradients import GradientExchange
+from raycloud.sync.sparse import sparse_parameters
 from raycloud.sync.strategy import AllReduce
 from tests.crew import (
     Crew,
@@ -394,8 +397,108 @@ def test_activation_checkpointing_that_is_not_reentrant() -> None:
         assert torch.equal(mine.grad, theirs.grad)
 
 
+class Words(nn.Module):
+    """Rows by id, of which each part touches some; and a layer."""
+
+    def __init__(self, *, sparse: bool, alone: bool = False) -> None:
+        super().__init__()
+        draw = torch.Generator().manual_seed(5)
+        self.rows = nn.Embedding(9, 3, sparse=sparse, dtype=torch.float64)
+        self.layer = None if alone else nn.Linear(3, 1, dtype=torch.float64)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=draw))
+
+    def loss(self, ids: list[int]) -> Tensor:
+        found: Tensor = self.rows(torch.tensor(ids))
+        return (found if self.layer is None else self.layer(found)).square().sum()
+
+
+def mean_of(model: Words, every: list[list[list[int]]], limit: float | None = None) -> None:
+    """Give a single process's model, whose gradients are dense, those of all parts."""
+    count = sum(map(len, every))
+    for one in every:
+        for ids in one:
+            (model.loss(ids) / count).backward()
+    if limit is not None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["beside a layer", "alone"])
+@pytest.mark.parametrize(
+    "every",
+    [[[[1, 2], [2, 5]], [[5, 8], [1]]], [[[3]], [[7, 7, 0]]], [[[4, 1]], []], [[[1], [2], [1]]]],
+    ids=["rows of both", "rows apart", "one has none", "one member"],
+)
+def test_sparse_gradients_are_those_of_one_process(
+    every: list[list[list[int]]], *, alone: bool
+) -> None:
+    models = [Words(sparse=True, alone=alone) for _ in every]
+    hub, count = Loopback(len(every)), sum(map(len, every))
+    exchanges = []
+    for model, transport in zip(models, hub.members, strict=True):
+        known = list(model.named_parameters())
+        sparse = sparse_parameters(model)
+        one = GradientExchange(known, bucket_bytes=64, strategy=AllReduce(), sparse=sparse)
+        one.connect(transport)
+        exchanges.append(one)
+    for model, one, mine in zip(models, exchanges, every, strict=True):
+        for ids in mine[:-1]:
+            model.loss(ids).backward()
+        one.begin(1.0 / count)
+        for ids in mine[-1:]:
+            model.loss(ids).backward()
+        one.send()
+    own = [model.rows.weight.grad for model in models]
+    with ThreadPoolExecutor(len(every)) as threads:
+        found = list(threads.map(lambda one: one.collect(never), exchanges))
+    expected, clipped = Words(sparse=False, alone=alone), Words(sparse=False, alone=alone)
+    mean_of(expected, every)
+    mean_of(clipped, every, limit=0.5)
+    wanted = [p.grad for p in expected.parameters() if p.grad is not None]
+    norm = float(torch.nn.utils.get_total_norm(wanted))
+    touched = {k for mine in every for ids in mine for k in ids}
+    for model, one, exchanged, before in zip(models, exchanges, found, own, strict=True):
+        grad = model.rows.weight.grad
+        assert grad is not None
+        assert grad is not before, "a member's own gradients stay as they are"
+        assert grad.is_sparse
+        assert {*grad.coalesce().indices()[0].tolist()} == touched
+        assert exchanged.norm == pytest.approx(norm)
+        for _, p in model.named_parameters():
+            assert p.grad is not None
+            p.grad = p.grad.to_dense() if p is not model.rows.weight else p.grad
+        for other, limit in ((expected, 1e9), (clipped, 0.5)):
+            one.clip(exchanged.norm, limit)
+            theirs = other.rows.weight.grad
+            assert theirs is not None
+            torch.testing.assert_close(grad.to_dense(), theirs, rtol=1e-5, atol=1e-9)
+    assert len({exchanged.bytes_sent for exchanged in found}) == 1
+
+
+def test_a_broken_exchange_leaves_sparse_gradients_alone() -> None:
+    model, hub = Words(sparse=True), Loopback(2)
+    one = GradientExchange(
+        list(model.named_parameters()),
+        bucket_bytes=64,
+        strategy=AllReduce(),
+        sparse=sparse_parameters(model),
+    )
+    one.connect(hub.members[0])
+    one.begin(0.5)
+    model.loss([1, 2]).backward()
+    one.send()
+    before = model.rows.weight.grad
+    hub.cut("the other one is gone")
+    with pytest.raises(TransportError, match="gone"):
+        one.collect(never)
+    assert before is not None
+    assert model.rows.weight.grad is before
+    assert before.coalesce().indices().tolist() == [[1, 2]]
+
+
 @pytest.mark.parametrize("earlier", [False, True], ids=["last pass", "an earlier pass only"])
-def test_a_sparse_gradient_is_refused_with_its_name(earlier: bool) -> None:
+def test_a_sparse_gradient_of_another_kind_is_refused_with_its_name(earlier: bool) -> None:
     model = nn.ModuleDict({"words": nn.Embedding(5, 3, sparse=True), "head": nn.Linear(3, 1)})
     loss = model["head"](model["words"](torch.tensor([1, 2]))).sum()
     if earlier:
