@@ -17,7 +17,6 @@ class Restoring:
         step = max(self.manifests, default=began.step)
         position, ledger = self.manifests.get(step, (began.position, began.ledger or {}))
         self.step, self.position = step, self.settled(position)
-        self.spans = {at: span for at, span in self.spans.items() if at < step}
         self.running = self.broken = False
         self.formed_as = -1  # whatever is under way comes to nothing
         self.group, self.following = (), ()
@@ -25,4 +24,10 @@ class Restoring:
         for body in self.bodies.values():
             body.reported, body.micro_batches, body.compute_s = None, 0, 0.0
         word = e.RolledBack(step=step, ledger=ledger)
-        self.at(self.now_s + self.some_s(), lambda: self.feed(word))
+
+        def gone_back():
+            if not self.job.finished:  # else the run has ended where it stood
+                self.spans = {at: span for at, span in self.spans.items() if at < step}
+            self.feed(word)
+
+        self.at(self.now_s + self.some_s(), gone_back)
