@@ -14,7 +14,7 @@ sends the next when all shards have the one before.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -60,6 +60,16 @@ class Lease:
         return [list(self.places), self.weight, self.loss, self.rows]
 
 
+@dataclass(frozen=True, slots=True)
+class _Next:
+    """The next round, from `step` on: its base, what members are `told` of it, and who has been."""
+
+    step: int
+    base: torch.Tensor
+    told: torch.Tensor
+    met: set[int] = field(default_factory=set)
+
+
 class ParameterShard:
     """A slice of the parameters in a round. Pure: who calls it sees that they do so in turn.
 
@@ -73,8 +83,7 @@ class ParameterShard:
         self.step = self.generation = NOWHERE
         self.leases: dict[tuple[int, ...], Lease] = {}
         self._values = self._base = torch.empty(0)
-        self._next: tuple[int, torch.Tensor, set[int]] | None = None  # of the next round's base
-        self._codes: torch.Tensor | None = None
+        self._next: _Next | None = None
         self._newest: dict[int, tuple[tuple[int, ...], str, torch.Tensor]] = {}
         self._known: dict[int, torch.Tensor] = {}  # what a member has, where that is not the base
         self._clocks: dict[int, int] = {}
@@ -86,7 +95,7 @@ class ParameterShard:
             return Answer.OLD_TERM
         if generation > self.generation:
             self.generation = generation
-            self._next = self._codes = None
+            self._next = None
             self._clocks.clear()
             self._known.clear()
         return Answer.APPLIED
@@ -125,7 +134,7 @@ class ParameterShard:
         return Answer.APPLIED
 
     def _begin(self, step: int) -> None:
-        self.step, self._next, self._codes = step, None, None
+        self.step, self._next = step, None
         self.leases, self._newest = {}, {}
         self._known.clear()
         self._clocks.clear()
@@ -137,11 +146,11 @@ class ParameterShard:
         if generation < self.generation:
             return Answer.OLD_TERM
         self.generation = generation
+        if codes is not None and lease.places in self.leases:
+            return Answer.DUPLICATE
         self._clocks[rank] = self._clocks.get(rank, 0) + 1
         if codes is None:
             return Answer.APPLIED
-        if lease.places in self.leases:
-            return Answer.DUPLICATE
         CODECS[codec].add(codes, self._values)
         self.leases[lease.places] = lease
         self._newest[rank] = lease.places, codec, codes
@@ -176,31 +185,31 @@ class ParameterShard:
         As codes of the difference, the same for all members, or whole without a codec. The next
         round begins once all have asked.
         """
-        if self._next is None or self._next[0] != step:
-            base = self._base.clone()
-            self._codes = torch.empty(codec.bound(len(base)), dtype=torch.uint8)
-            if codec.name == "none":
-                base = self._values.clone()
-                self._codes = base
-            else:
-                codec.encode(self._values - base, self._codes)
-                codec.add(self._codes, base)
-            self._next = step, base, set()
-        _, base, met = self._next
-        codes = self._codes
-        assert codes is not None  # noqa: S101 - made with the base
-        met.add(rank)
-        if len(met) == members:
-            self._base = base
+        if self._next is None or self._next.step != step:
+            self._next = self._next_base(step, codec)
+        coming = self._next
+        coming.met.add(rank)
+        if len(coming.met) == members:
+            self._base = coming.base
             self._begin(step)
-        return codes
+        return coming.told
+
+    def _next_base(self, step: int, codec: Codec) -> _Next:
+        if codec.name == "none":
+            base = self._values.clone()
+            return _Next(step, base, base)
+        base = self._base.clone()
+        codes = torch.empty(codec.bound(len(base)), dtype=torch.uint8)
+        codec.encode(self._values - base, codes)
+        codec.add(codes, base)
+        return _Next(step, base, codes)
 
 
 class ParameterActs:
-    """What members ask of a shard's parameters; all but `wait_for` in the server's turn.
+    """What members ask of a shard's parameters.
 
     Args:
-        turn: Whose holder acts; who waits lets others.
+        turn: The server's: who calls holds it, and lets others have it while it waits here.
     """
 
     def __init__(self, turn: threading.Condition) -> None:

@@ -20,7 +20,7 @@ from raycloud.checkpoint.naming import directory
 from raycloud.errors import CheckpointError, InternalError, RaycloudError, TransportError
 from raycloud.net.messages import Array, hear, tell
 from raycloud.net.sockets import shut
-from raycloud.net.stream import SOCKETS, Place, connect, listen, welcome
+from raycloud.net.stream import Place, connect, listen, welcome
 from raycloud.server.decode import decoded
 from raycloud.server.shard import Shard
 from raycloud.sync.tables import TableSpec, Values, shard_of
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     import socket
 
     from raycloud.checkpoint import Store
-    from raycloud.net.stream import Sockets, Stream
-    from raycloud.threads import Threads
+    from raycloud.net.stream import Stream
 
 _FILE = re.compile(r"/tables-\d+-of-(\d+)\.npz$")
 FORMAT = 1  # of a shard's file
@@ -79,22 +78,13 @@ class Server:
         address: This node's, that members can reach.
     """
 
-    def __init__(  # noqa: PLR0913 - which it is, where, and what it runs on
-        self,
-        number: int,
-        count: int,
-        store: Store,
-        address: str,
-        threads: Threads = THREADS,
-        sockets: Sockets = SOCKETS,
-        *,
-        parameters: bool = False,
+    def __init__(
+        self, number: int, count: int, store: Store, address: str, *, parameters: bool = False
     ) -> None:
         """Listen. There are no tables yet, and no parameters, which a shard may be of, too."""
         self._number, self._count, self._store = number, count, store
-        self._threads, self._sockets = threads, sockets
         self.shard = Shard()
-        self._turn = threads.condition()
+        self._turn = THREADS.condition()
         self._written: dict[int, _Written] = {}
         self._filling: tuple[int, list[tuple[str, Mapping[str, Any], list[Array]]]] | None = None
         self._waiting_bytes = 0
@@ -128,9 +118,9 @@ class Server:
                 "fetch": of.fetch,
                 "meet": of.meet,
             }
-        self._door, self.place = listen(address, sockets)
+        self._door, self.place = listen(address)
         self._door.settimeout(None)
-        threads.thread(self._accept, name="server").start()
+        THREADS.thread(self._accept, name="server").start()
 
     def close(self) -> None:
         """Answer nobody any more."""
@@ -154,11 +144,11 @@ class Server:
                 continue
             with self._turn:
                 self._strangers += 1
-            self._threads.thread(self._answer, connection, name="asked").start()
+            THREADS.thread(self._answer, connection, name="asked").start()
         self._door.close()
 
     def _answer(self, connection: socket.socket) -> None:
-        known = welcome(connection, self.place, self._sockets)
+        known = welcome(connection, self.place)
         with self._turn:
             self._strangers -= 1
         if known is None:
@@ -236,12 +226,12 @@ class Server:
             address, port, key = header["place"]
             self._filling, self._waiting_bytes = (generation, []), 0
             place = Place(str(address), int(port), int(key))
-            self._threads.thread(self._take_rows, place, generation, name="fills").start()
+            THREADS.thread(self._take_rows, place, generation, name="fills").start()
         return {}, []
 
     def _take_rows(self, place: Place, generation: int) -> None:
         try:
-            stream = connect(place, 0, self._sockets, silent_s=_FILLS_S)
+            stream = connect(place, 0, silent_s=_FILLS_S)
             try:
                 tell(stream, {"do": "snapshot"})
                 header, arrays = hear(stream, _MOST_ROWS_BYTES)
@@ -322,7 +312,7 @@ class Server:
             arrays = dict(self.shard.arrays())
             before = [*self._written.items()][-1:]
             self._written = {**dict(before), step: (written := _Written(threading.Event()))}
-            self._threads.thread(self._write, step, arrays, written, name="writes").start()
+            THREADS.thread(self._write, step, arrays, written, name="writes").start()
         return {}, []
 
     def _write(self, step: int, arrays: Mapping[str, Values], written: _Written) -> None:

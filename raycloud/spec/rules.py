@@ -117,7 +117,7 @@ def _uncoded(topology: object, codec: object) -> Broken | None:
     return problem, "write topology direct, tree or auto, or codec none"
 
 
-def _staleness(topology: object, staleness: object) -> Broken | None:
+def _staleness(staleness: object, topology: object) -> Broken | None:
     if (topology == "servers") == (staleness != 0) or staleness == "auto":
         return None
     if topology == "servers":
@@ -134,6 +134,12 @@ def _served(topology: object, shards: int, copies: int) -> Broken | None:
         problem = f"parameters on servers have no copies there, and servers.copies is {copies}"
         return problem, "leave servers.copies out: each worker has what a round began with"
     return "there are no servers that could hold parameters", "write servers 1, or more"
+
+
+def _outer_with_servers(outer: object, topology: object) -> Broken | None:
+    if topology != "servers" or outer != "nesterov":
+        return None
+    return "servers add what workers have moved, without momentum", "write outer mean or auto"
 
 
 def _stops_with_servers(topology: object, on_error: str, on_nan: str, backup: int) -> Broken | None:
@@ -198,12 +204,17 @@ RULES: tuple[Rule, ...] = (
     Rule(
         ("sync.staleness", "sync.topology"),
         "`sync.staleness` is 0, unless `sync.topology` is servers, where it is not.",
-        lambda staleness, topology: _staleness(topology, staleness),
+        _staleness,
     ),
     Rule(
         ("sync.topology", "servers.shards", "servers.copies"),
         "With `sync.topology` servers there are some, without copies.",
         _served,
+    ),
+    Rule(
+        ("sync.outer", "sync.topology"),
+        "With `sync.topology` servers, `sync.outer` is not nesterov.",
+        _outer_with_servers,
     ),
     Rule(
         ("sync.topology", "errors.on_error", "errors.on_nan", "elastic.backup_micro_batches"),

@@ -153,8 +153,8 @@ class SyncSection(Section):
     computing hides is at most 8% of a step, or on GPUs; else 8 or 16, the least that leaves 4%, by
     what is measured as the run goes on; 1 again where workers move theirs in directions that have
     little in common. Shorter rounds than 8 lose more, not less, with Adam and its like. It stays 1
-    with what rounds refuse: an `errors.on_nan` or `errors.on_error` other than stop, backups, an
-    optimizer that keeps what has no mean."""
+    with servers, and with what rounds refuse: an `errors.on_nan` or `errors.on_error` other than
+    stop, backups, an optimizer that keeps what has no mean."""
     outer: Literal["mean", "nesterov", "auto"] = "auto"
     """How a round moves the weights. mean: by the weighted mean of what workers have moved theirs.
     nesterov: by that with momentum 0.85 and a rate of sqrt(period / 32), at most 1, after DiLoCo.

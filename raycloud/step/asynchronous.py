@@ -148,11 +148,8 @@ class Asynchronous(Rounds):
             raise InternalError("the parameters are on servers, and nobody knows one")
         return self._connections
 
-    def start(self, step: int) -> None:
-        """See `Rounds.start`; servers get the parameters, or have those of a round under way."""
-        if self._started:
-            return
-        super().start(step)
+    def _join(self, step: int) -> None:
+        """The round of `step`: servers get the parameters, or have those of one under way."""
         self._known.copy_(self._flat())
         who = {**self._who, "step": step}
         courier = _Courier(self._served(), self._servers, self._codec, who, self._known, self._lost)
@@ -168,6 +165,7 @@ class Asynchronous(Rounds):
     def before_step(self, at: int, kept: PartialStep, loss: torch.Tensor) -> None:
         """Take what has come; wait while this member is too far ahead of the slowest."""
         if at == 0:
+            self._join(kept.step)
             self._sent, self._sent_loss = kept, float(loss)
         self._take(wait=False)
         if self._bound is None or at % self._every:
@@ -188,7 +186,8 @@ class Asynchronous(Rounds):
         weight, rows = kept.weight - self._sent.weight, kept.rows - self._sent.rows
         lease = [new, weight, float(loss) - self._sent_loss, rows]
         if new:  # beside what encoding has lost before; others' weights are not known yet
-            samples = sum(whole.micro_batches[k].samples for k in new)
+            every = whole.micro_batches
+            samples = sum(every[k].samples for k in new)
             part = samples / sum(one.samples for one in whole.spans[begun:done])
             now = self._flat()
             self._lost.add_(now, alpha=part).sub_(self._anchor, alpha=part)
@@ -299,7 +298,7 @@ class _Courier:
         self._connections, self._servers, self._codec = connections, servers, codec
         self._who, self._known, self._lost = who, known, lost
         self._jobs: Queue[tuple[Sequence[Any], int] | None] = Queue()
-        self._answers: Queue[int | BaseException] = Queue()
+        self._answers: Queue[int | Exception] = Queue()
         self._thread = Thread(target=self._run, name="updates", daemon=True)
         self._thread.start()
 
@@ -323,7 +322,7 @@ class _Courier:
         if not wait and self._answers.empty():
             return None
         found = self._answers.get()
-        if isinstance(found, BaseException):
+        if isinstance(found, Exception):
             raise found
         return found
 
@@ -347,7 +346,7 @@ class _Courier:
                 if lease:
                     self._push(lease)
                 self._answers.put(self.fetch(need))
-            except BaseException as error:  # noqa: BLE001 - the member raises it
+            except Exception as error:  # noqa: BLE001 - the last line before the thread's end
                 self._answers.put(error)
 
     def _push(self, lease: Sequence[Any]) -> None:

@@ -34,8 +34,7 @@ def begin_round(replica: Replica, whole: Round) -> None:
     else:
         replica.settle()  # what is kept moves the parameters at once
         replica.state.resume()
-    with replica.waiting():
-        replica.rounds.start(whole.step)
+    replica.rounds.start()
 
 
 def compute_step(

@@ -128,8 +128,8 @@ class Rounds(Stateful):
         """See `Stateful.stage`: whether it is a round, `start` says."""
         self._started = self._suspended = False
 
-    def start(self, step: int) -> None:  # noqa: ARG002 - who exchanges within a round asks
-        """The round of `step` begins; without effect where it has, and for a follower."""
+    def start(self) -> None:
+        """A round begins here; without effect in one that is under way, and for a follower."""
         if self._started or self._follows():
             return
         self._started, self._stepped = True, 0
@@ -141,9 +141,6 @@ class Rounds(Stateful):
 
     def after_step(self, at: int, whole: Round, kept: PartialStep, loss: torch.Tensor) -> None:
         """It is made."""
-
-    def meet(self, step: int) -> None:
-        """The exchange at the round's end has come, and `step` follows."""
 
     def mean_gradient(self, weight: float, clip_norm: float | None) -> float:
         """Make this member's own gradient, a sum over so much `weight`, the mean, and clip it.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from raycloud.errors import TaskError
 from raycloud.net.transport import finish
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class SparseRows:
 
     def __init__(self, name: str, parameter: nn.Parameter) -> None:
         self.name, self.parameter = name, parameter
-        self._touched, self._own = torch.empty(0), torch.empty(0)
+        self._touched = self._ids = self._values = torch.empty(0)
         self._sum: torch.Tensor | None = None
 
     @property
@@ -59,15 +60,23 @@ class SparseRows:
 
         Raises:
             TransportError: The connections are broken.
+            TaskError: The gradient is dense.
         """
         like, grad = self.parameter, self.parameter.grad
         if grad is None:
-            nowhere = torch.zeros((1, 0), dtype=torch.int64, device=like.device)
-            nothing = torch.zeros((0, like.shape[1]), dtype=like.dtype, device=like.device)
-            grad = torch.sparse_coo_tensor(nowhere, nothing, like.shape, check_invariants=False)
-        self._own = (grad.coalesce() * scale).coalesce()
+            self._ids = torch.zeros(0, dtype=torch.int64, device=like.device)
+            self._values = torch.zeros((0, like.shape[1]), dtype=like.dtype, device=like.device)
+        elif not grad.is_sparse:
+            raise TaskError(
+                f"the gradient of {self.name!r} is dense, though its embedding has sparse=True: "
+                "something else uses the parameter, too",
+                hint="construct the embedding with sparse=False",
+            )
+        else:
+            own = grad.coalesce()
+            self._ids, self._values = own.indices()[0], own.values() * scale
         self._touched = torch.zeros(len(like), device=like.device)  # new: an older may be lent
-        self._touched[self._own.indices()[0]] = 1.0
+        self._touched[self._ids] = 1.0
         if transport is None or transport.size == 1:
             return None
         return transport.all_reduce(self._touched)
@@ -80,25 +89,25 @@ class SparseRows:
         Raises:
             TransportError: The exchange broke, or was abandoned; the own gradient is untouched.
         """
-        ids = self._touched.nonzero()[:, 0]
-        own = self._own
-        values = torch.zeros((len(ids), own.shape[1]), dtype=own.dtype, device=own.device)
-        values[torch.searchsorted(ids, own.indices()[0])] = own.values()
+        ids, like = self._touched.nonzero()[:, 0], self.parameter
+        values = torch.zeros((len(ids), like.shape[1]), dtype=like.dtype, device=like.device)
+        values[torch.searchsorted(ids, self._ids)] = self._values
         sent = 0
         if transport is not None and transport.size > 1:
             sent = transport.all_reduce_bytes(self._touched.nbytes)
             if len(ids):
                 finish(transport.all_reduce(values), abandoned)
                 sent += transport.all_reduce_bytes(values.nbytes)
-        self._sum = torch.sparse_coo_tensor(ids[None], values, own.shape, check_invariants=False)
-        self._own = torch.empty(0)
+        self._sum = None
+        if len(ids):  # rising, and each once
+            self._sum = torch.sparse_coo_tensor(
+                ids[None], values, like.shape, is_coalesced=True, check_invariants=False
+            )
         return float(torch.linalg.vector_norm(values)), sent
 
     def install(self) -> None:
         """Make the sum the parameter's gradient; of no rows there is none."""
-        found, self._sum = self._sum, None
-        used = found is not None and found._nnz() > 0  # noqa: SLF001 - has no public name
-        self.parameter.grad = found if used else None
+        self.parameter.grad, self._sum = self._sum, None
 
     def clip(self, factor: float) -> None:
         """Multiply the gradient that is in place."""

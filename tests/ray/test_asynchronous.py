@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("cluster")
 
 def served(workers: int | list[int], steps: int, codec: str = "none", **more: Any) -> raycloud.Job:
     sync = {"topology": "servers", "staleness": more.pop("staleness", "auto"), "codec": codec}
-    sync["period"] = more.pop("period", 1)
+    sync |= {"period": more.pop("period", 1), "warm_steps": more.pop("warm_steps", "auto")}
     settings = {"double": False, **more.pop("settings", {})}
     return asked("Steady", workers, steps=steps, sync=sync, servers=2, settings=settings, **more)
 
@@ -61,6 +61,20 @@ def test_a_killed_worker_counts_once(
     assert apart(run.directory, plain_loop(job, Steady(double=False), 300)) <= NEAR
     [lost], [told, *_] = of_kind(MemberLost, run.events), of_kind(Recovered, run.events)
     assert (told.lost, told.lost_steps) == ((lost.member,), 0)
+
+
+@pytest.mark.full
+def test_a_worker_that_is_killed_before_the_first_round_counts_once(
+    tmp_path: Path, ray_tmpdir: Path
+) -> None:
+    """Steps that come before it are exchanged by all: the others' gradients are kept."""
+    elastic = {"min_workers": 1, "max_workers": 3}
+    job = served(3, 100, elastic=elastic, warm_steps=100)
+    trouble = Trouble(ray_tmpdir, [20], kill)
+    run = raycloud.train(job, run_dir=tmp_path / "run", observer=trouble)
+    assert len(of_kind(MemberLost, run.events)) == 1
+    assert exact_steps(run.directory) == 100
+    assert apart(run.directory, plain_loop(job, Steady(double=False), 100)) <= 1e-3
 
 
 def test_a_killed_server_costs_a_round(tmp_path: Path, ray_tmpdir: Path) -> None:

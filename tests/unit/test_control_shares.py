@@ -146,6 +146,18 @@ def test_a_gain_must_be_seen_in_two_looks_in_a_row():
     assert look((4, 4), 4.0) == (6, 2)
 
 
+@pytest.mark.parametrize(
+    ("steps", "compute_s", "looks"), [(16, 40.0, 1), (16, 4.0, 2), (4, 40.0, 2)]
+)
+def test_one_look_is_enough_after_the_report_of_a_long_round(steps, compute_s, looks):
+    settings = control(reshare_every_s=1.0, reshare_steps=1)._state.settings
+    resharing = fitted(settings, ready(0), ready(1, micro_batch_s=0.3))
+    share = max(1, round(compute_s / steps / 0.3))  # so that it tells nothing new
+    resharing.observe(report(training(), 1, 0, steps, compute_s=compute_s, share=share))
+    found = [resharing.look(group=(0, 1), shares=(4, 4), step=at, now_s=float(at)) for at in (1, 2)]
+    assert [one is None for one in found].index(False) == looks - 1
+
+
 def test_shares_are_not_looked_at_more_often_than_asked():
     job = training(reshare_every_s=1000.0)
     assert not of(c.Prepare, walk(job, until=200, slow_s=0.12))

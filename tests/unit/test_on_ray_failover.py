@@ -193,6 +193,14 @@ def test_collators_that_find_no_place_are_waited_for_together(monkeypatch: pytes
     assert time.monotonic() - began_s < 2.0
 
 
+def test_who_has_servers_is_not_taken_over() -> None:
+    """They have ended with the driver, and members would look for them without end."""
+    session: Any = SimpleNamespace(job=SimpleNamespace(servers=SimpleNamespace(shards=1)))
+    nobody: Any = None
+    found, why = failover._failover(session, nobody, nobody)
+    assert (found, why) == (None, "the servers end with their driver")
+
+
 def test_a_start_on_an_embedded_ray_loads_no_code_of_failover() -> None:
     """What a driver is put together from does not; what it is held by there is a plain pool."""
     asked = (

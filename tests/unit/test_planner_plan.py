@@ -189,6 +189,17 @@ def test_in_a_tree_the_links_between_zones_count() -> None:
     assert alone.bytes_per_step == ring_bytes(2**24, 2)
 
 
+def test_by_servers_an_update_goes_once_a_period_beside_computing() -> None:
+    sync = {"topology": "servers", "staleness": 2, "codec": "int4", "period": 4}
+    asked = job(sync=sync, servers=2)
+    codes, fast = coded_bytes(2**24, "int4"), profile(link_bytes_per_s=float(2**40))
+    found = make(asked, TWO_NODES, fast).predicted
+    assert found.bytes_per_step == codes // 4
+    assert found.step_s == found.compute_s
+    slow = make(asked, TWO_NODES, profile(link_bytes_per_s=float(2**10))).predicted
+    assert slow.step_s == slow.exchange_s == (codes // 4) / 2**10
+
+
 def test_too_few_nodes_are_refused() -> None:
     with pytest.raises(PlacementError, match="4 workers"):
         make(job(elastic={"min_workers": 4, "max_workers": 4}), TWO_NODES, profile())

@@ -15,11 +15,23 @@ from raycloud.server.parameters import ParameterActs
 WHO = {"generation": 0, "members": 2, "step": 0}
 
 
+class Turn(threading.Condition):
+    """It says when somebody begins to wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits.set()
+        return super().wait(timeout)
+
+
 class Shard:
     """A shard that is asked as by the connections' threads of a server."""
 
     def __init__(self) -> None:
-        self.turn = threading.Condition()
+        self.turn = Turn()
         self.acts = ParameterActs(self.turn)
 
     def ask(self, what: str, *arrays: Any, **header: Any) -> tuple[dict[str, Any], list[Any]]:
@@ -44,18 +56,9 @@ class Shard:
             except TransportError as error:
                 got.append(error)
 
-        waits = threading.Event()
-        original = self.turn.wait
-
-        def wait(timeout: float | None = None) -> bool:
-            waits.set()
-            return original(timeout)
-
-        self.turn.wait = wait  # type: ignore[method-assign]
         thread = threading.Thread(target=run)
         thread.start()
-        assert waits.wait(10)
-        self.turn.wait = original  # type: ignore[method-assign]
+        assert self.turn.waits.wait(10)
         return thread, got
 
 
@@ -72,7 +75,7 @@ def test_who_is_too_far_ahead_waits_for_the_slowest(shard: Shard) -> None:
     """The bound of staleness: an answer is as of so many updates of each member, at least."""
     shard.put()
     for place in range(3):
-        shard.push(0, place, 1.0)
+        assert shard.push(0, place, 1.0) == "applied"
     thread, got = shard.later("fetch", **fetching(0, need=1))
     assert not got
     shard.push(1, 3, 1.0)
@@ -80,6 +83,18 @@ def test_who_is_too_far_ahead_waits_for_the_slowest(shard: Shard) -> None:
     [(answer, [values])] = got
     assert answer == {"least": 1}
     assert values.tolist() == [5.0] * 4
+
+
+def test_an_update_that_comes_twice_is_one(shard: Shard) -> None:
+    """It is added once, and its sender is not taken to be further than it is."""
+    shard.put()
+    shard.push(1, 0, 1.0)
+    assert [shard.push(0, 1, 1.0) for _ in range(2)] == ["applied", "duplicate"]
+    answer, [values] = shard.ask("fetch", **fetching(0, need=1))
+    assert answer == {"least": 1}
+    assert values.tolist() == [3.0] * 4
+    shard.push(1, 2, 0.0)
+    assert shard.ask("fetch", **fetching(0, need=1))[0] == {"least": 1}
 
 
 def test_what_is_pushed_before_the_round_begins_waits(shard: Shard) -> None:

@@ -476,6 +476,21 @@ def test_sparse_gradients_are_those_of_one_process(
     assert len({exchanged.bytes_sent for exchanged in found}) == 1
 
 
+def test_a_parameter_with_a_dense_gradient_beside_its_sparse_one_is_refused() -> None:
+    model = Words(sparse=True, alone=True)
+    one = GradientExchange(
+        list(model.named_parameters()),
+        bucket_bytes=64,
+        strategy=AllReduce(),
+        sparse=sparse_parameters(model),
+    )
+    one.begin(1.0)
+    (model.loss([1]) + model.rows.weight.sum()).backward()
+    with pytest.raises(TaskError, match=r"'rows\.weight' is dense") as refused:
+        one.send()
+    assert "sparse=False" in refused.value.hint
+
+
 def test_a_broken_exchange_leaves_sparse_gradients_alone() -> None:
     model, hub = Words(sparse=True), Loopback(2)
     one = GradientExchange(
