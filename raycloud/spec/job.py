@@ -6,6 +6,7 @@ import os.path
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,7 +27,6 @@ from raycloud.bounded import expanded
 from raycloud.spec.mistakes import Where, combined, mistakes_in
 from raycloud.spec.rules import broken
 from raycloud.spec.sections import (
-    SYNC_WORDS,
     Auto,
     CheckpointSection,
     DataSection,
@@ -40,6 +40,7 @@ from raycloud.spec.sections import (
     SyncSection,
     TrackingSection,
     plain_settings,
+    written_out,
     wrong,
 )
 from raycloud.spec.sizes import bucket_bytes
@@ -215,7 +216,7 @@ class Job(Section):
     sync: Annotated[
         SyncSection,
         BeforeValidator(
-            lambda value: SYNC_WORDS.get(value, value) if isinstance(value, str) else value,
+            partial(written_out, "sync"),
             json_schema_input_type=SyncSection | Literal["exact", "auto"],
         ),
     ] = Field(default_factory=SyncSection)
@@ -228,7 +229,7 @@ class Job(Section):
     servers: Annotated[
         ServersSection,
         BeforeValidator(
-            lambda value: {"shards": value} if type(value) is int else value,
+            partial(written_out, "servers"),
             json_schema_input_type=ServersSection | int,
         ),
     ] = Field(default_factory=ServersSection)
@@ -367,9 +368,9 @@ def _value(values: object, section: type[BaseModel], field: str) -> Any:
     name, _, rest = field.partition(".")
     if isinstance(values, Mapping):
         default = section.model_fields[name].get_default(call_default_factory=True)
-        value = values.get(name, default)
-        if name == "sync" and isinstance(value, str):
-            value = SYNC_WORDS.get(value, default)
+        value = written_out(name, values.get(name, default))
+        if rest and not isinstance(value, Mapping | BaseModel):
+            value = default
     else:
         value = getattr(values, name)
     if not rest:

@@ -22,7 +22,7 @@ from raycloud.spec.job import Job, TaskReference
 from raycloud.spec.mistakes import combined, mistake
 from raycloud.spec.schema import Node, accepts, fields_of, plain_word, schema_of, takes
 from raycloud.spec.secrets import kept, literal
-from raycloud.spec.sections import SYNC_WORDS
+from raycloud.spec.sections import written_out
 from raycloud.spec.yaml_text import Parsed, YamlRefusedError, parse, write
 
 LARGEST_FILE_BYTES = 2**18
@@ -253,8 +253,7 @@ def _put(values: dict[str, Any], field: str, value: Any) -> None:
         inner = values.get(section)
         if inner is None:  # a section that is left to its defaults
             inner = {}
-        elif section == "sync" and isinstance(inner, str):
-            inner = dict(SYNC_WORDS[inner]) if inner in SYNC_WORDS else inner
+        inner = written_out(section, inner)
         if not isinstance(inner, dict):
             above = ".".join(sections[:depth])
             hint = f"leave out `{above}`, or set it as a whole"

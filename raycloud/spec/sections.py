@@ -191,6 +191,19 @@ SYNC_WORDS: dict[str, dict[str, str]] = {  # what `sync: WORD` stands for
 }
 
 
+def written_out(field: str, value: Any) -> Any:
+    """A section, where one word or number in its place stands for it; else the value itself.
+
+    >>> written_out("servers", 2), written_out("sync", "exact"), written_out("servers", "two")
+    ({'shards': 2}, {}, 'two')
+    """
+    if field == "sync" and isinstance(value, str):
+        return dict(SYNC_WORDS[value]) if value in SYNC_WORDS else value
+    if field == "servers" and type(value) is int:
+        return {"shards": value}
+    return value
+
+
 class CheckpointSection(Section):
     """What is kept, where and how often."""
 
