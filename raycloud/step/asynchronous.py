@@ -227,10 +227,6 @@ class Asynchronous(Rounds):
         """See `Stateful.suspend`: what is not on servers is computed again."""
         self.discard()
 
-    def resume(self) -> None:
-        """See `Stateful.resume`: `start` does it."""
-        self._forget_gradients()
-
     def discard(self) -> None:
         """See `Stateful.discard`."""
         self._rest()
