@@ -168,14 +168,14 @@ def _facts(address: str | None, *, links: bool) -> Facts:
 
     gpus = None
     if gpu_devices():
-        from raycloud.on_ray.checkup import gpus_here
+        from raycloud.on_ray.survey import gpus_here
 
         gpus = gpus_here()
     settings = Settings.from_mapping(os.environ)
     facts = facts_here(settings, gpus=gpus)
     if address is None:
         return facts
-    from raycloud.on_ray.checkup import checkup
+    from raycloud.on_ray.survey import checkup
 
     found = checkup(address, links=links, clock=SystemClock(), tls=settings.tls)
     return replace(facts, cluster=found)

@@ -1,6 +1,6 @@
 """What is wrong with the machines before a run is: facts in, findings with remedies out.
 
-Facts are gathered here for one machine, and in `on_ray.checkup` for a cluster; judging them is a
+Facts are gathered here for one machine, and in `on_ray.survey` for a cluster; judging them is a
 table of checks without any input or output.
 """
 

@@ -42,6 +42,7 @@ _EMBEDDED = {
     "RAY_worker_niceness": "0",  # Ray would take 15: behind every other process of the machine
 }
 
+NODE_LABEL = "ray.io/node-id"  # that Ray gives each node
 NAMESPACE = "raycloud"  # of names on a cluster that was there before
 REASON = "Ray drains its node"  # it keeps to itself what for, as long as the node lives
 

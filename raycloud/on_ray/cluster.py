@@ -31,6 +31,7 @@ from raycloud.events import (
     MemberSpawned,
     Noticed,
     RangeChanged,
+    StepsCommitted,
     StopRequested,
 )
 from raycloud.net.rendezvous_store import Rendezvous
@@ -39,9 +40,10 @@ from raycloud.on_ray.fleet import Fleet
 from raycloud.on_ray.ingest import PipelineConfig, living_pipeline
 from raycloud.on_ray.session import RunHandle
 from raycloud.order.layout import lanes_of
+from raycloud.planner.cost import Profile
 from raycloud.planner.inventory import Inventory, capacity
-from raycloud.planner.plan import Plan, Profile, make
-from raycloud.planner.speed import Speed
+from raycloud.planner.plan import Plan, make
+from raycloud.planner.seen import SeenSteps
 from raycloud.recovery.rendezvous import Meeting
 from raycloud.spec.rundir import take_range
 from raycloud.task import Task
@@ -97,6 +99,7 @@ class RayCluster:
         self.readmit, self.holds = self._fleet.readmit, self._fleet.holds
         self._closed, self._most = False, session.job.most_workers
         self._ready: dict[int, MemberReady] = {}
+        self._seen = SeenSteps()
         self._untold: list[Event] = []
         self.plan: Plan | None = None
 
@@ -158,6 +161,7 @@ class RayCluster:
             self._meet(change, command.number, ahead=members)
             members = tuple(set(members) - set(change.members))
         elif isinstance(change, Reshare) and change.caught_up:
+            self._seen.begin(change.generation)
             self._write_plan(members, change.shares)
         for member in members:
             self._fleet.prepare(member, command.number, change)
@@ -177,9 +181,12 @@ class RayCluster:
                 ahead=settled if member in ahead else None,
             )
             self._fleet.form(member, meeting)
+        self._seen.begin(formed.generation)
         self._write_plan(formed.members, formed.shares)
 
-    def _write_plan(self, members: Sequence[int], shares: tuple[int, ...]) -> None:
+    def _write_plan(
+        self, members: Sequence[int], shares: tuple[int, ...], profile: Profile | None = None
+    ) -> None:
         """Keep what is predicted of this generation, to be held against what is measured."""
         job = self._session.job
         readies = [self._ready[member] for member in members]
@@ -187,7 +194,7 @@ class RayCluster:
         self.plan = make(
             job.model_copy(update={"elastic": elastic}),
             self._watch.inventory,
-            profile_of(readies),
+            profile or self._seen.of(members, Profile.of(readies)),
             placed={ready.member: ready.node for ready in readies},
         )
         self._session.directory.write_plan(self.plan.to_json())
@@ -227,6 +234,18 @@ class RayCluster:
             self._ready[event.member] = event
         elif isinstance(event, MemberLeaving):
             self._watch.leaves(event)
+        elif isinstance(event, StepsCommitted):
+            self._look_at(event)
+
+    def _look_at(self, report: StepsCommitted) -> None:
+        """Predict anew, once in a generation, by what it has shown."""
+        self._seen.observe(report)
+        if (plan := self.plan) is None:
+            return
+        members = [one.member for one in plan.members]
+        tried = Profile.of([self._ready[member] for member in members])
+        if (profile := self._seen.profile(members, tried)) is not None:
+            self._write_plan(members, plan.shares, profile)
 
     def _placed(self) -> dict[int, str]:
         """The nodes of the members that are there."""
@@ -506,15 +525,3 @@ def write_known(file: Path, job: Job, inputs: tuple[Input, ...], pipeline: str =
             f"{file} cannot be written: {error.strerror}",
             hint="free space there, or give another --run-dir",
         ) from error
-
-
-def profile_of(readies: Sequence[MemberReady]) -> Profile:
-    """The profile of a task as members measured it: sizes are the first one's."""
-    first = readies[0]
-    return Profile(
-        samples=first.samples,
-        parameters=first.parameters,
-        gradient_bytes=first.gradient_bytes,
-        state_bytes=first.state_bytes,
-        speeds=tuple(Speed(fixed_s=r.fixed_s, micro_batch_s=r.micro_batch_s) for r in readies),
-    )

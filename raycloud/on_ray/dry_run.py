@@ -1,4 +1,4 @@
-"""Dry runs on the machines: `plan` measures one worker, `try_out` does two steps.
+"""Dry runs on the machines: `plan` measures them, `try_out` does two steps.
 
 `train --try` sends a job through every room, and nothing is left of it. It is driven twice: first
 it prepares the data, computes, exchanges, measures the held-out samples and writes a checkpoint;
@@ -16,20 +16,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raycloud import errors
 from raycloud.clock import SystemClock
 from raycloud.errors import RaycloudError, RunDirectoryError
-from raycloud.events import (
-    CheckpointPublished,
-    MemberFailed,
-    MemberLost,
-    MemberReady,
-    StepsCommitted,
-)
-from raycloud.on_ray.attach import attached, inventory, node_id_here
+from raycloud.events import CheckpointPublished, StepsCommitted
+from raycloud.on_ray.attach import attached, free
 from raycloud.on_ray.run import imported, with_secrets
-from raycloud.planner.inventory import require
-from raycloud.planner.plan import Plan, make
+from raycloud.planner.inventory import place
+from raycloud.planner.plan import Plan, make, workers
 from raycloud.report.summary_text import Tried
 from raycloud.spec import Environment, Job, RunDirectory
 from raycloud.spec.rundir import RUNS
@@ -38,13 +31,12 @@ from raycloud.spec.secrets import place_of
 if TYPE_CHECKING:
     from raycloud.events import Observed
     from raycloud.on_ray.session import Run, StopSwitch
-    from raycloud.packing.code import TaskCode
 
 STEPS = 2
 
 
 def plan(job: Job, *, address: str | None = None) -> Plan:
-    """What `train` would do, found out by measuring one worker; nothing is trained or kept.
+    """What `train` would do, found out by measuring the machines; nothing is trained or kept.
 
     Raises:
         JobError: What was asked cannot be done.
@@ -54,46 +46,18 @@ def plan(job: Job, *, address: str | None = None) -> Plan:
     address = address or Environment.from_process().ray_address
     with imported(job) as ready, attached(job, address):
         _, code = ready()
-        from raycloud.on_ray.cluster import profile_of
+        from raycloud.on_ray.survey import survey
 
-        nodes = inventory()
-        require(nodes, job.resources.worker, job.elastic.min_workers)
-        return make(job, nodes, profile_of([_measured(job, code)]))
-
-
-def _measured(job: Job, code: TaskCode) -> MemberReady:
-    """What one worker measures of itself."""
-    from raycloud.on_ray.cluster import pipeline_name
-    from raycloud.on_ray.fleet import Fleet
-    from raycloud.on_ray.launch import error_of
-    from raycloud.worker.context import MemberConfig
-    from raycloud.worker.outbox import OutboxEntry
-
-    fleet = Fleet(job.resources.worker, SystemClock())
-    with tempfile.TemporaryDirectory() as nothing, contextlib.closing(fleet):
-        config = MemberConfig(
-            member=0,
-            node="",
-            address="",
-            job=code.named_in(job),
-            task=code,
-            checkpoints=nothing,
-            pipeline=pipeline_name(),
-            home=node_id_here(),
+        nodes = free()  # others may run there
+        placed = place(nodes, workers(job, nodes), job.resources.worker)
+        found = survey(job, code, nodes, placed)
+        return make(
+            job,
+            nodes,
+            found.profile(placed),
+            placed=dict(enumerate(placed)),
+            compare=True,
         )
-        fleet.secure([config.member], 1)
-        fleet.spawn([config])
-        while True:
-            for event in fleet.poll(1.0, {}):
-                match event:
-                    case OutboxEntry(event=MemberReady() as ready):
-                        return ready
-                    case OutboxEntry(event=MemberFailed() as failed):
-                        raise error_of(failed)
-                    case MemberLost():
-                        raise errors.MemberLostError(f"the worker was lost: {event.reason}")
-                    case _:
-                        pass
 
 
 def try_out(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -14,7 +15,7 @@ from raycloud.control.heartbeats import Heard
 from raycloud.errors import PlacementError
 from raycloud.events import Event, MemberLost, MemberReturned, MemberSpawned
 from raycloud.net.heartbeat import Heartbeats
-from raycloud.on_ray.attach import first_line
+from raycloud.on_ray.attach import NODE_LABEL, first_line
 from raycloud.on_ray.pool import ActorPool, Vacancies
 from raycloud.run.driver import ENDED
 from raycloud.step.straggler import Stalled, Straggling
@@ -110,16 +111,21 @@ class Fleet:
         mine = len({member for members in held for member in members})
         return mine + self._pool.spare(self._bundle(), self._resources.labels)
 
-    def secure(self, members: Sequence[int], least: int) -> int:
+    def secure(self, members: Sequence[int], least: int, *, on: Sequence[str] = ()) -> int:
         """Reserve places for the members that a run begins with, as many as there is room for.
 
         Waits up to a minute for the first `least`; who has none soon after that has to join later.
 
+        Args:
+            members: Their numbers.
+            least: So many there have to be.
+            on: The ids of their nodes, one a member; empty: Ray finds them.
+
         Returns:
             How many of the first of `members` have a place.
         """
-        for member in members:
-            self._reserve(member)
+        for member, node in zip_longest(members, on):
+            self._reserve(member, node)
         over_s, placed = self._clock.monotonic_s() + _PLACE_S, self._pool.placed(members)
         enough = False
         while len(placed) < len(members) and self._clock.monotonic_s() < over_s:
@@ -355,8 +361,11 @@ class Fleet:
         self.release([*self._processes, *self._away, *self._returned, *self._waiting])
         self._pool.close()
 
-    def _reserve(self, member: int) -> None:
-        self._pool.reserve(member, self._bundle(), self._resources.labels)
+    def _reserve(self, member: int, node: str | None = None) -> None:
+        labels = self._resources.labels
+        if node is not None:
+            labels = {**labels, NODE_LABEL: node}
+        self._pool.reserve(member, self._bundle(), labels)
 
     def _bundle(self) -> dict[str, float]:
         bundle: dict[str, float] = {"CPU": self._resources.cpus}

@@ -11,85 +11,16 @@ from typing import Any
 from raycloud.bounded import json_value
 from raycloud.errors import PlacementError, RunDirectoryError, SpecError
 from raycloud.order import Steps
+from raycloud.planner.cost import Alternative, Prediction, Profile, alternatives, predict
 from raycloud.planner.inventory import Inventory, place, require
 from raycloud.planner.shares import equal_shares, first_shares, step_seconds
 from raycloud.planner.speed import Speed
 from raycloud.spec import Job, SyncPoint
-from raycloud.spec.sizes import coded_bytes, ring_bytes, tree_bytes
 
-FORMAT = 1
-_BACKWARD = 2 / 3  # of a micro-batch's seconds: backward costs about twice the forward
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prediction:
-    """What a step costs if nothing changes.
-
-    Attributes:
-        step_s: Seconds from commit to commit. Without a link rate: of the computing alone.
-        samples_per_s: Samples committed per second at that rate.
-        compute_s: Seconds of computing of the worker which ends last.
-        exchange_s: Seconds of the exchange on its own; None where no link rate was measured.
-        bytes_per_step: Bytes each member sends per step.
-    """
-
-    step_s: float
-    samples_per_s: float
-    compute_s: float
-    exchange_s: float | None
-    bytes_per_step: int
-
-
-def exposed_seconds(
-    exchange_s: float, *, last_micro_batch_s: float, bucket_bytes: int, gradient_bytes: int
-) -> float:
-    """Seconds by which an exchange lengthens the step, when it overlaps with the last backward.
-
-    The assumption: buckets leave one after another while the last micro-batch of the slowest worker
-    runs backward, which takes 2/3 of its seconds; computing is not slowed down by it; and the last
-    bucket, of the fraction bucket_bytes / gradient_bytes, leaves only when the backward has ended:
-
-        exposed = max(exchange_s - 2/3 * last_micro_batch_s, exchange_s * last bucket's fraction).
-
-    >>> exposed_seconds(1.0, last_micro_batch_s=0.75, bucket_bytes=1, gradient_bytes=10)
-    0.5
-    >>> exposed_seconds(1.0, last_micro_batch_s=60.0, bucket_bytes=1, gradient_bytes=10)
-    0.1
-    """
-    if gradient_bytes == 0:
-        return exchange_s
-    last = min(1.0, bucket_bytes / gradient_bytes)
-    return max(exchange_s - _BACKWARD * last_micro_batch_s, exchange_s * last)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Profile:
-    """What was measured of a task on the machines there are.
-
-    Attributes:
-        samples: Samples of one epoch.
-        parameters: Trained numbers of the model.
-        gradient_bytes: Bytes of one dense exchange of gradients.
-        state_bytes: Bytes of a checkpoint: parameters, optimizer, buffers.
-        speeds: One per member in their order, or a single one that stands for all.
-        link_bytes_per_s: Rate of the slowest link of the ring; None where it was not measured.
-    """
-
-    samples: int
-    parameters: int
-    gradient_bytes: int
-    state_bytes: int
-    speeds: tuple[Speed, ...]
-    link_bytes_per_s: float | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse numbers from which nothing can be predicted."""
-        if self.samples < 1 or min(self.parameters, self.gradient_bytes, self.state_bytes) < 0:
-            raise ValueError(f"a profile takes samples >= 1 and sizes >= 0, got {self}")
-        if not self.speeds or any(speed.seconds(1) <= 0 for speed in self.speeds):
-            raise ValueError(f"a profile takes speeds of more than 0 seconds, got {self.speeds}")
-        if self.link_bytes_per_s is not None and not self.link_bytes_per_s > 0:
-            raise ValueError(f"link_bytes_per_s takes a rate > 0, got {self.link_bytes_per_s}")
+FORMAT = 2
+_READS = (1, 2)
+_ID = 8  # characters of a node's id tell it from others
+_WORTH = 0.85  # of the seconds of the way that was asked for: less is worth a word
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,6 +52,7 @@ class Plan:
         parameters: Trained numbers of the model.
         gradient_bytes: Bytes of one dense exchange.
         state_bytes: Bytes of a checkpoint.
+        alternatives: What a step would cost by other ways, where that was asked.
     """
 
     job: str
@@ -133,6 +65,7 @@ class Plan:
     parameters: int
     gradient_bytes: int
     state_bytes: int
+    alternatives: tuple[Alternative, ...] = ()
 
     @property
     def shares(self) -> tuple[int, ...]:
@@ -149,7 +82,7 @@ class Plan:
         return [
             {
                 "member": x.member,
-                "node": x.host if x.host and hosts[x.host] == 1 else f"{x.host} {x.node}".strip(),
+                "node": x.host if hosts[x.host] == 1 and x.host else _told_apart(x),
                 "share": x.share,
                 "samples": x.share * self.global_batch // self.micro_batches,
                 "compute_s": x.speed.seconds(x.share),
@@ -159,14 +92,18 @@ class Plan:
 
     def prediction_rows(self) -> list[dict[str, Any]]:
         """One row per predicted quantity, for a table; `note` says what it rests on."""
-        known = self.predicted.exchange_s is not None
-        left_out = "" if known else "without the exchange: no link rate was measured"
-        overlap = "overlaps with the last backward" if known else "no link rate was measured"
+        found = self.predicted
+        left_out = overlap = ""
+        if found.exchange_s is None:
+            left_out, overlap = "without the exchange", "no link rate was measured"
+        elif found.exposed_s is not None:
+            overlap = f"of which nothing hides {found.exposed_s:.3g}"
+        sure = [f"90%: {found.low_s:.3g} to {found.high_s:.3g}"] if found.high_s else []
         equal_s = step_seconds(
             [x.speed for x in self.members], equal_shares(len(self.members), self.micro_batches)
         )
         rows = (
-            ("step_s", self.predicted.step_s, left_out),
+            ("step_s", found.step_s, ", ".join([*sure, *filter(None, [left_out])])),
             ("samples_per_s", self.predicted.samples_per_s, left_out),
             ("compute_s", self.predicted.compute_s, f"{equal_s:.3g} with equal shares"),
             ("exchange_s", self.predicted.exchange_s, overlap),
@@ -174,6 +111,54 @@ class Plan:
             ("state_bytes", self.state_bytes, "of a checkpoint"),
         )
         return [{"quantity": name, "value": value, "note": note} for name, value, note in rows]
+
+    def alternative_rows(self) -> list[dict[str, Any]]:
+        """One row for each other way for updates to travel, for a table."""
+        return [
+            {
+                "sync": _named(one.sync),
+                "step_s": one.predicted.step_s,
+                "samples_per_s": one.predicted.samples_per_s,
+                "bytes_per_step": one.predicted.bytes_per_step,
+                "note": _note(one),
+            }
+            for one in self.alternatives
+        ]
+
+    def advice(self) -> str:
+        """What another way would gain, where that is much; empty where it is not."""
+        at_most_s = _WORTH * self.predicted.step_s
+        better = [one for one in self.alternatives if one.predicted.step_s <= at_most_s]
+        if not better:
+            return ""
+        best = min(better, key=lambda one: one.predicted.step_s)
+        return (
+            f"a step would take {best.predicted.step_s:.3g} s in place of "
+            f"{self.predicted.step_s:.3g} with {_named(best.sync)}: try --set sync=auto, which "
+            "chooses in the run by what it measures"
+        )
+
+
+def _told_apart(member: PlannedMember) -> str:
+    return f"{member.host} {member.node[:_ID]}".strip()
+
+
+def _named(sync: SyncPoint) -> str:
+    """A way for updates to travel, as settings of a job say it."""
+    if sync == SyncPoint():
+        return "exact"
+    told = [f"codec {sync.codec}"] if sync.codec != "none" else []
+    if sync.period > 1:
+        told.append(f"period {sync.period}")
+    return ", ".join((f"{sync.topology}", *told))
+
+
+def _note(one: Alternative) -> str:
+    exposed_s, step_s = one.predicted.exposed_s or 0.0, one.predicted.step_s
+    waits = f"{exposed_s / step_s:.0%} of a step is exchange"
+    if one.sync.period > 1:
+        return f"{waits}; local steps between"
+    return waits
 
 
 def from_json(text: str) -> Plan:
@@ -188,22 +173,31 @@ def from_json(text: str) -> Plan:
         written = record.pop("format")
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise RunDirectoryError(f"plan.json is not a plan: {error}", hint=hint) from error
-    if written != FORMAT:
+    if written not in _READS:
         raise RunDirectoryError(
-            f"plan.json has format {written!r}, this version reads format {FORMAT}", hint=hint
+            f"plan.json has format {written!r}, this version reads 1 to {FORMAT}", hint=hint
         )
     try:
         members = tuple(
             PlannedMember(**{**x, "speed": Speed(**x["speed"])}) for x in record.pop("members")
         )
         sync, predicted = SyncPoint(**record.pop("sync")), Prediction(**record.pop("predicted"))
-        return Plan(members=members, sync=sync, predicted=predicted, **record)
+        others = tuple(
+            Alternative(sync=SyncPoint(**x["sync"]), predicted=Prediction(**x["predicted"]))
+            for x in record.pop("alternatives", ())
+        )
+        return Plan(members=members, sync=sync, predicted=predicted, alternatives=others, **record)
     except (KeyError, TypeError, ValueError) as error:
         raise RunDirectoryError(f"plan.json does not hold a plan: {error}", hint=hint) from error
 
 
 def make(
-    job: Job, inventory: Inventory, profile: Profile, *, placed: Mapping[int, str] | None = None
+    job: Job,
+    inventory: Inventory,
+    profile: Profile,
+    *,
+    placed: Mapping[int, str] | None = None,
+    compare: bool = False,
 ) -> Plan:
     """Plan a run: as many workers as fit, shares from their speeds, and what a step will cost.
 
@@ -216,6 +210,7 @@ def make(
         profile: What was measured of the task.
         placed: Members that run already and their nodes, in rank order; they are then taken as they
             are. Otherwise members 0, 1, ... are placed on the inventory.
+        compare: Predict also what other ways for updates to travel would cost.
 
     Raises:
         PlacementError: Fewer than `elastic.min_workers` fit, or they cannot hold a step.
@@ -224,13 +219,14 @@ def make(
             number of members than the job has shares.
     """
     if placed is None:
-        nodes = place(inventory, _workers(job, inventory), job.resources.worker)
+        nodes = place(inventory, workers(job, inventory), job.resources.worker)
         placed = dict(enumerate(nodes))
     speeds = profile.speeds * (len(placed) if len(profile.speeds) == 1 else 1)
     if len(speeds) != len(placed):
         raise ValueError(f"{len(placed)} members need as many speeds, or one: got {len(speeds)}")
     shares = _shares(job, speeds)
     hosts = {node.name: node.host for node in inventory.nodes}
+    given = job, profile, speeds, shares, _zones(inventory, [*placed.values()])
     return Plan(
         job=job.name,
         members=tuple(
@@ -243,10 +239,11 @@ def make(
         global_batch=job.global_batch,
         steps_per_epoch=_steps_per_epoch(job, profile.samples),
         sync=job.sync_point,
-        predicted=_predict(job, profile, speeds, shares, _zones(inventory, [*placed.values()])),
+        predicted=predict(*given),
         parameters=profile.parameters,
         gradient_bytes=profile.gradient_bytes,
         state_bytes=profile.state_bytes,
+        alternatives=alternatives(*given) if compare else (),
     )
 
 
@@ -266,7 +263,7 @@ def _steps_per_epoch(job: Job, samples: int) -> int:
     ).per_epoch()
 
 
-def _workers(job: Job, inventory: Inventory) -> int:
+def workers(job: Job, inventory: Inventory) -> int:
     """How many workers to start with: as many as fit and have something to do."""
     if isinstance(job.elastic.shares, tuple):
         return len(job.elastic.shares)
@@ -295,47 +292,3 @@ def _zones(inventory: Inventory, nodes: Sequence[str]) -> list[int]:
     """How many members each zone of a tree has; a node without the label is one of its own."""
     pairs = zip(inventory.zones(nodes), nodes, strict=True)
     return [*Counter(zone or node for zone, node in pairs).values()]
-
-
-def _predict(
-    job: Job,
-    profile: Profile,
-    speeds: Sequence[Speed],
-    shares: Sequence[int],
-    zones: Sequence[int],
-) -> Prediction:
-    """Step = slowest computing + what of the exchange is not hidden behind its last backward.
-
-    In a tree of zones of so many members the links between them count, taken for the slowest.
-    """
-    compute_s = step_seconds(speeds, shares)
-    coded = coded_bytes(profile.gradient_bytes, job.sync_point.codec)
-    sent = slowest = ring_bytes(coded, len(speeds))
-    if job.asynchronous:  # to servers, and as much from there, beside computing
-        sent = slowest = coded // job.sync_point.period
-    elif job.sync_point.topology == "tree" and len(zones) > 1:
-        sent, slowest = tree_bytes(profile.gradient_bytes, coded, zones)
-    exchange_s: float | None = None
-    step_s = compute_s
-    if sent == 0:
-        exchange_s = 0.0
-    elif profile.link_bytes_per_s is not None:
-        exchange_s = slowest / profile.link_bytes_per_s
-        last = max(range(len(speeds)), key=lambda i: speeds[i].seconds(shares[i]))
-        step_s += (
-            max(0.0, exchange_s - compute_s)
-            if job.asynchronous
-            else exposed_seconds(
-                exchange_s,
-                last_micro_batch_s=speeds[last].micro_batch_s,
-                bucket_bytes=job.bucket_bytes(profile.gradient_bytes),
-                gradient_bytes=profile.gradient_bytes,
-            )
-        )
-    return Prediction(
-        step_s=step_s,
-        samples_per_s=job.global_batch / step_s,
-        compute_s=compute_s,
-        exchange_s=exchange_s,
-        bytes_per_step=sent,
-    )

@@ -35,9 +35,11 @@ _LABELS = {
     "samples_per_s": "samples per second",
     "compute_s": "computing, s per step",
     "exchange_s": "exchange, s per step",
+    "exposed_s": "waiting for it, s per step",
     "bytes_per_step": "bytes per step and member",
     "first_step_s": "seconds to first step",
 }
+_INTERVAL = ("low_s", "high_s")  # of a predicted step
 PARTS = (  # of a run's goodput, in the order in which they are told
     ("computing", ("computing_s",)),
     ("waiting", ("data_s", "exchange_s", "lane_s")),
@@ -276,8 +278,12 @@ def _recoveries(summary: Summary) -> str:
 
 def _predicted(summary: Summary) -> list[tuple[str, str, str, str]]:
     rows = []
+    sure = [summary.predicted.get(name) for name in _INTERVAL]
+    known = [x for x in sure if isinstance(x, int | float) and x > 0]
     for name, predicted in summary.predicted.items():
         if isinstance(predicted, bool) or not isinstance(predicted, int | float):
+            continue
+        if name in _INTERVAL:
             continue
         measured = summary.measured.get(name)
         off = (
@@ -285,6 +291,8 @@ def _predicted(summary: Summary) -> list[tuple[str, str, str, str]]:
             if measured is not None and predicted
             else ""
         )
+        if name == "step_s" and len(known) == len(_INTERVAL):
+            off = f"{off}  90%: {' to '.join(map(figure, known))}".lstrip()
         label = printable_line(_LABELS.get(name, name))
         rows.append((label, figure(predicted), figure(measured), off))
     return rows
@@ -308,14 +316,17 @@ def summary_html(summary: Summary, directory: Path | None = None) -> str:
 
 
 def plan_text(plan: Plan) -> str:
-    """Members with their shares, and what a step is expected to take."""
+    """Members with their shares, what a step is expected to take, and what by other ways."""
     head = (
         f"{plan.job}: {len(plan.members)} member(s), {plan.global_batch} samples per step in "
         f"{plan.micro_batches} micro-batches, {plan.steps_per_epoch} steps per epoch, "
         f"{plan.parameters:,} parameters ({byte_count(plan.state_bytes)} of state)"
     )
     tables = [_records_table(plan.member_rows()), _records_table(plan.prediction_rows())]
-    return "\n\n".join([printable_line(head), *tables])
+    if plan.alternatives:
+        tables.append(_records_table(plan.alternative_rows()))
+    advice = [plan.advice()] if plan.advice() else []
+    return "\n\n".join([printable_line(head), *tables, *advice])
 
 
 def _records_table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""What a job would do, found out on one worker; nothing is trained or kept."""
+"""What a job would do, found out on the machines there are; nothing is trained or kept."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_command_shows_the_plan_as_json(tmp_path: Path, cluster: str) -> None:
     code, one = ran(tmp_path / "json", RAYCLOUD, "plan", job, "--json", RAY_ADDRESS=cluster)
     assert code == 0, one.err
     record = json.loads(one.out)
-    assert record["format"] == 1
+    assert record["format"] == 2
     assert record["job"] == "planned"
     assert sum(member["share"] for member in record["members"]) == 8
     assert record["predicted"]["step_s"] > 0

@@ -27,8 +27,9 @@ from raycloud.events import (
     StepsCommitted,
     StopRequested,
 )
+from raycloud.planner.cost import Prediction, Profile
 from raycloud.planner.inventory import Inventory, Node
-from raycloud.planner.plan import Plan, PlannedMember, Prediction, Profile, from_json, make
+from raycloud.planner.plan import Plan, PlannedMember, from_json, make
 from raycloud.planner.speed import Speed
 from raycloud.report.figures import byte_count, duration, figure, printable, sparkline
 from raycloud.report.notes import note

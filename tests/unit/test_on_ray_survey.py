@@ -10,7 +10,7 @@ import ray
 
 from raycloud.clock import VirtualClock
 from raycloud.errors import MachineError
-from raycloud.on_ray.checkup import PATIENCE_S, _told, all_got, checkup
+from raycloud.on_ray.survey import PATIENCE_S, _told, all_got, checkup
 
 
 class Answers:

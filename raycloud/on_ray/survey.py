@@ -1,4 +1,11 @@
-"""A cluster, asked about itself: what each node says, its clock, and the links between them."""
+"""Survey: a cluster, asked about itself, and what a job's task takes on each of its machines.
+
+`checkup` asks each node what it says of itself, its clock, and for the links between nodes.
+
+`survey` starts workers where a job would have them, at the same time, as in a run; then each node
+sends to the next for a second, as in a ring. Where there are more than `MOST` workers, nodes that
+are not measured are taken to be as those of their type, told by their resources and labels.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +15,30 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from raycloud.clock import Clock, SystemClock
-from raycloud.doctor.facts import ClusterFacts, Gpus, Link, Node
+from raycloud.doctor.facts import ClusterFacts, Gpus, Link
+from raycloud.doctor.facts import Node as NodeFacts
 from raycloud.doctor.gather import gpu_devices, node_here
 from raycloud.doctor.links import LIMIT_S, Ear, ahead, call
-from raycloud.errors import MachineError
-from raycloud.on_ray.attach import reach
+from raycloud.errors import MachineError, MemberLostError
+from raycloud.events import MemberFailed, MemberLost, MemberReady
+from raycloud.on_ray.attach import NODE_LABEL, node_id_here, reach
+from raycloud.planner.cost import Profile
 
 if TYPE_CHECKING:
     from raycloud.doctor.facts import Machine, Settings
+    from raycloud.packing.code import TaskCode
+    from raycloud.planner.inventory import Inventory, Node
+    from raycloud.spec import Job
+
+MOST = 16  # workers that are measured, or as many as there are types of nodes
+_EACH = 4  # of them on one node
+_LOOPBACK_BYTES_PER_S = 1e9  # between workers of one machine
 
 PATIENCE_S = 60.0
 _REFUSALS = ("Unauthenticated", "InvalidAuthToken", "AuthenticationError", "authentication token")
@@ -84,17 +101,57 @@ class _Probe:
         self.address = str(listed["NodeManagerAddress"])
         self.name = f"node {self.address}" + ("" if alone else f" ({listed['NodeID'][:8]})")
         there = NodeAffinitySchedulingStrategy(listed["NodeID"], soft=False)
-        options = {"num_cpus": 0, "scheduling_strategy": there}
-        task = ray.remote(_versions_alone()).options(max_retries=0, **options)
+        task = ray.remote(_versions_alone()).options(
+            max_retries=0, num_cpus=0, scheduling_strategy=there
+        )
         self.versions = task.remote()
         # A node without raycloud cannot even load it: the versions above tell why.
-        actor: Any = ray.remote(ProbeActor).options(max_concurrency=2, **options)
-        self.actor = actor.remote()
+        self.actor = _probe_on(listed["NodeID"])
         gpus = float(listed["Resources"].get("GPU", 0.0))
         self.said = self.actor.said.remote(self.name, gpus)
 
 
-def _node(probe: _Probe, said: Any, versions: Any, clock: Clock) -> Node:
+def _probe_on(node: str) -> Any:
+    """A probe on a node of this id, and nowhere else."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    there = NodeAffinitySchedulingStrategy(node, soft=False)
+    actor: Any = ray.remote(ProbeActor)
+    return actor.options(max_concurrency=2, num_cpus=0, scheduling_strategy=there).remote()
+
+
+def ring_links(nodes: Sequence[Node]) -> list[Link]:
+    """The links from each of some nodes to the next, the last to the first, all at the same time.
+
+    So do the members of a ring send. What could not be measured has no rate.
+    """
+    import ray
+
+    actors = [_probe_on(node.name) for node in nodes]
+    ears = all_got([a.listen.remote(n.address) for a, n in zip(actors, nodes, strict=True)])
+    pairs = list(zip(range(len(nodes)), [*range(1, len(nodes)), 0], strict=True))
+    calls = [
+        actors[a].call.remote(nodes[b].address, *ears[b], measure=True)
+        for a, b in pairs
+        if not isinstance(ears[b], Exception)
+    ]
+    heard = iter(all_got(calls))
+    found = []
+    for a, b in pairs:
+        link = Link(source=nodes[a].name, target=nodes[b].name)
+        met = ears[b] if isinstance(ears[b], Exception) else next(heard)
+        found.append(
+            replace(link, failure=_told(met))
+            if isinstance(met, Exception)
+            else replace(link, round_trip_s=met[0], bytes_per_s=met[1])
+        )
+    for actor in actors:
+        ray.kill(actor)
+    return found
+
+
+def _node(probe: _Probe, said: Any, versions: Any, clock: Clock) -> NodeFacts:
     """The node as a fact, its clock asked now."""
     known = dict(versions) if isinstance(versions, dict) else {}
     try:
@@ -103,8 +160,8 @@ def _node(probe: _Probe, said: Any, versions: Any, clock: Clock) -> Node:
         # It has just answered, so it gets less time than for its first word.
         apart = ahead(clock, lambda: float(_get(probe.actor.now_s.remote(), LIMIT_S)))
     except Exception as error:  # noqa: BLE001 - as above
-        return Node(name=probe.name, machine=None, versions=known, silence=_told(error))
-    return Node(
+        return NodeFacts(name=probe.name, machine=None, versions=known, silence=_told(error))
+    return NodeFacts(
         name=probe.name,
         machine=said[0],
         versions=known or said[0].versions,
@@ -268,3 +325,124 @@ def gpus_here(handed_out: float | None = None) -> Gpus:
     seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
     names = tuple(torch.cuda.get_device_name(number) for number in range(seen))
     return Gpus(driver=driver, torch=seen, ray=handed_out, names=names)
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What was found out.
+
+    Attributes:
+        readies: What the workers on each measured node say of themselves, by the node's name.
+        stands_for: For each node the one whose measure is taken for it.
+        link_bytes_per_s: Of the slowest link from a measured node to the next; None: there is one
+            node only, or no link could be measured.
+        round_trip_s: Of the farthest two of them.
+    """
+
+    readies: Mapping[str, Sequence[MemberReady]]
+    stands_for: Mapping[str, str]
+    link_bytes_per_s: float | None
+    round_trip_s: float
+
+    def profile(self, placed: Sequence[str]) -> Profile:
+        """Of the task, with the speeds of workers on these nodes."""
+        turn = Counter[str]()
+        found = []
+        for node in placed:
+            readies = self.readies[self.stands_for[node]]
+            found.append(readies[turn[node] % len(readies)])
+            turn[node] += 1
+        alone = len(set(placed)) == 1
+        return replace(
+            Profile.of(found),
+            link_bytes_per_s=_LOOPBACK_BYTES_PER_S if alone else self.link_bytes_per_s,
+            round_trip_s=self.round_trip_s,
+        )
+
+
+def survey(job: Job, code: TaskCode, nodes: Inventory, placed: Sequence[str]) -> Survey:
+    """Measure the nodes on which workers are `placed`, and the links between them.
+
+    Raises:
+        MachineError: A worker was lost, or found no place on its node.
+        JobError: The task's code raised.
+    """
+    known = {node.name: node for node in nodes.nodes}
+    counts = Counter(placed)
+    stands_for = chosen([known[name] for name in counts], MOST)
+    measured = list(dict.fromkeys(stands_for.values()))
+    each = max(1, min(_EACH, MOST // len(measured)))
+    on = [name for name in measured for _ in range(min(each, counts[name]))]
+    readies: dict[str, list[MemberReady]] = {}
+    for name, ready in zip(on, _measured(job, code, on), strict=True):
+        readies.setdefault(name, []).append(ready)
+    links = ring_links([known[name] for name in measured]) if len(measured) > 1 else []
+    rates = [link.bytes_per_s for link in links if link.bytes_per_s]
+    trips = [link.round_trip_s for link in links if link.round_trip_s]
+    return Survey(readies, stands_for, min(rates, default=None), max(trips, default=0.0))
+
+
+def chosen(nodes: Sequence[Node], most: int) -> dict[str, str]:
+    """For each node the one that is measured in its place: itself, of the first `most`.
+
+    One of each type at least is measured, and of no type far more than of another.
+
+    >>> from raycloud.planner.inventory import Node
+    >>> chosen([Node(name="a"), Node(name="b", cpus=4), Node(name="c")], 2)
+    {'a': 'a', 'b': 'b', 'c': 'a'}
+    """
+    by_type: dict[Any, list[str]] = {}
+    for node in nodes:
+        by_type.setdefault(_type_of(node), []).append(node.name)
+    types = list(by_type.values())
+    turns = max(map(len, types), default=0)
+    order = [names[turn] for turn in range(turns) for names in types if turn < len(names)]
+    measured = set(order[: max(most, len(by_type))])
+    return {
+        node.name: node.name if node.name in measured else by_type[_type_of(node)][0]
+        for node in nodes
+    }
+
+
+def _type_of(node: Node) -> tuple[Any, ...]:
+    labels = {name: text for name, text in node.labels.items() if name != NODE_LABEL}
+    memory = None if node.memory_bytes is None else node.memory_bytes.bit_length()
+    return node.cpus, node.gpus, memory, tuple(sorted(labels.items()))
+
+
+def _measured(job: Job, code: TaskCode, on: Sequence[str]) -> list[MemberReady]:
+    """What a worker on each of these nodes measures of itself, all at the same time."""
+    from raycloud.on_ray.cluster import pipeline_name
+    from raycloud.on_ray.fleet import Fleet
+    from raycloud.on_ray.launch import error_of
+    from raycloud.worker.context import MemberConfig
+    from raycloud.worker.outbox import OutboxEntry
+
+    fleet = Fleet(job.resources.worker, SystemClock())
+    found: dict[int, MemberReady] = {}
+    with tempfile.TemporaryDirectory() as nothing, contextlib.closing(fleet):
+        first = MemberConfig(
+            member=0,
+            node="",
+            address="",
+            job=code.named_in(job),
+            task=code,
+            checkpoints=nothing,
+            pipeline=pipeline_name(),
+            home=node_id_here(),
+        )
+        members = range(len(on))
+        fleet.secure(members, len(on), on=on)
+        fleet.spawn([replace(first, member=member) for member in members])
+        while len(found) < len(on):
+            for event in fleet.poll(1.0, {}):
+                match event:
+                    case OutboxEntry(event=MemberReady() as ready):
+                        found[ready.member] = ready
+                    case OutboxEntry(event=MemberFailed() as failed):
+                        raise error_of(failed)
+                    case MemberLost():
+                        raise MemberLostError(f"a worker was lost: {event.reason}")
+                    case _:
+                        pass
+    return [found[member] for member in members]

@@ -1,0 +1,63 @@
+"""A plan for several nodes: each is measured, and so are the links between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import ray
+
+import raycloud
+from raycloud.planner.plan import Plan
+from tests.live import asked
+
+pytestmark = pytest.mark.full
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[list[str]]:
+    """Three nodes on this machine; their ids, in order."""
+    from ray.cluster_utils import Cluster
+
+    from raycloud.on_ray.attach import _EMBEDDED, _QUIET
+
+    cluster = Cluster()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (_QUIET | _EMBEDDED).items():
+            patch.setenv(name, value)
+        for _ in range(3):
+            cluster.add_node(num_cpus=1, include_dashboard=False)
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+        try:
+            yield sorted(node["NodeID"] for node in ray.nodes())
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def plan(nodes: list[str]) -> Plan:
+    """Of a job for all of them."""
+    assert len(nodes) == 3
+    return raycloud.plan(asked("Steady", 3))
+
+
+def test_each_worker_is_where_it_was_measured(plan: Plan, nodes: list[str]) -> None:
+    assert sorted(member.node for member in plan.members) == nodes
+    assert len({member.speed for member in plan.members}) == 3  # each has measured for itself
+    assert sum(plan.shares) == plan.micro_batches
+
+
+def test_the_exchange_is_in_the_prediction(plan: Plan) -> None:
+    predicted = plan.predicted
+    assert predicted.exchange_s is not None
+    assert predicted.exposed_s is not None
+    assert predicted.step_s > predicted.compute_s + predicted.exposed_s
+    assert predicted.low_s < predicted.step_s < predicted.high_s
+    assert plan.alternatives[0].predicted == predicted
+
+
+def test_nothing_stays_reserved(plan: Plan) -> None:
+    assert plan.members
+    left = ray.available_resources()
+    assert left["CPU"] == ray.cluster_resources()["CPU"]

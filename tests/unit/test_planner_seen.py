@@ -1,0 +1,102 @@
+"""A prediction by what a run has shown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from raycloud.events import StepsCommitted
+from raycloud.planner.cost import Profile, predict
+from raycloud.planner.seen import STEPS, SeenSteps
+from raycloud.planner.speed import Speed
+from raycloud.spec import Job
+
+TRIED = Profile(
+    samples=100,
+    parameters=1000,
+    gradient_bytes=4000,
+    state_bytes=4000,
+    speeds=(Speed(fixed_s=0.1, micro_batch_s=0.1), Speed(fixed_s=0.0, micro_batch_s=0.3)),
+)
+MEMBERS = (4, 7)
+SHARES = (3, 1)
+
+
+def report(member: int, first: int, steps: int, **fields: Any) -> StepsCommitted:
+    """Steps of a generation: 0.5 s of computing, 0.1 of waiting, 0.02 of what is left."""
+    share = SHARES[MEMBERS.index(member)]
+    each = {"wall_s": 0.62, "compute_s": 0.5, "exchange_s": 0.1, "overlap_s": 0.3} | fields
+    generation = int(each.pop("generation", 0))
+    return StepsCommitted(
+        member=member,
+        generation=generation,
+        first_step=first,
+        last_step=first + steps,
+        epoch=0,
+        offset=0,
+        loss=1.0,
+        weight=1.0,
+        samples=steps,
+        micro_batches=share * steps,
+        grad_norm=1.0,
+        learning_rate=0.1,
+        data_s=0.0,
+        cpu_s=0.0,
+        bytes_sent=4000 * steps,
+        bytes_dense=4000 * steps,
+        **{name: value * steps for name, value in each.items()},
+    )
+
+
+def seen(**second: Any) -> SeenSteps:
+    """Two members that have reported twenty steps after the first five."""
+    made = SeenSteps()
+    for first, steps in ((0, 5), (5, STEPS)):
+        made.observe(report(4, first, steps))
+        made.observe(report(7, first, steps, **second))
+    return made
+
+
+def test_the_mean_step_is_what_is_predicted_then() -> None:
+    found = seen(compute_s=0.55, exchange_s=0.05).profile(MEMBERS, TRIED)
+    assert found is not None
+    first, second = found.speeds
+    assert (first.seconds(3), second.seconds(1)) == pytest.approx((0.5, 0.55))
+    assert first.fixed_s / first.micro_batch_s == pytest.approx(1.0)  # as it was tried
+    assert found.link_bytes_per_s == pytest.approx(4000 / 0.35)  # of who waits least
+    assert found.overhead_s == pytest.approx(0.02)
+    job = Job(task="tasks.toy:Toy", steps=10, global_batch=16, fuse="auto")
+    step = predict(job, found, found.speeds, SHARES, (1, 1)).step_s
+    assert step == pytest.approx(0.62, rel=1e-9)
+
+
+def test_it_is_told_once_a_generation_and_kept_for_the_next() -> None:
+    made = seen()
+    assert made.profile(MEMBERS, TRIED) is not None
+    assert made.profile(MEMBERS, TRIED) is None
+    made.begin(1)
+    assert made.profile(MEMBERS, TRIED) is None
+    alone = replace(TRIED, speeds=TRIED.speeds[:1])
+    known = made.of((4,), alone)
+    assert known.speeds[0].seconds(3) == pytest.approx(0.5)
+    assert known.overhead_s == pytest.approx(0.02)
+    assert made.of((9,), alone).speeds == alone.speeds  # nobody has seen it
+    for first, steps in ((30, 5), (35, STEPS)):
+        for member in MEMBERS:
+            made.observe(report(member, first, steps, generation=1, compute_s=1.0, wall_s=1.12))
+    again = made.profile(MEMBERS, TRIED)
+    assert again is not None
+    assert again.speeds[0].seconds(3) == pytest.approx(1.0)
+
+
+def test_too_few_steps_or_unlike_generations_tell_nothing() -> None:
+    made = SeenSteps()
+    assert made.profile(MEMBERS, TRIED) is None
+    for member in MEMBERS:
+        made.observe(report(member, 0, 5))
+        made.observe(report(member, 5, STEPS - 1))
+    assert made.profile(MEMBERS, TRIED) is None
+    made.observe(report(4, 30, 1, generation=1))
+    assert made.profile(MEMBERS, TRIED) is None
