@@ -149,16 +149,23 @@ def plan(
     *,
     overrides: SetOption = None,
     address: AddressOption = None,
+    cluster: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A cluster that is not there: a CSV table of its nodes, or what `ray up` takes.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The plan as JSON.")] = False,
 ) -> None:
-    """Show what a job would do, without training: members, shares, seconds and bytes per step."""
+    """Show what a job would do, without training: members, shares, seconds, bytes and cost."""
     from raycloud.spec import load_job
 
     asked = load_job(job, overrides or ())
     from raycloud.on_ray import dry_run
     from raycloud.report.summary_text import plan_text
 
-    made = dry_run.plan(asked, address=address)
+    made = dry_run.plan(asked, address=address, cluster=cluster)
     typer.echo(made.to_json().rstrip() if as_json else plan_text(made))
 
 

@@ -16,11 +16,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import yaml
+
+from raycloud.bounded import read_whole
 from raycloud.clock import SystemClock
-from raycloud.errors import RaycloudError, RunDirectoryError
+from raycloud.errors import RaycloudError, RunDirectoryError, SpecError
 from raycloud.events import CheckpointPublished, StepsCommitted
 from raycloud.on_ray.attach import attached, free
 from raycloud.on_ray.run import imported, with_secrets
+from raycloud.planner.described import Described, of_launcher, read_table
 from raycloud.planner.inventory import place
 from raycloud.planner.plan import Plan, make, workers
 from raycloud.report.summary_text import Tried
@@ -35,13 +39,20 @@ if TYPE_CHECKING:
 STEPS = 2
 
 
-def plan(job: Job, *, address: str | None = None) -> Plan:
+def plan(job: Job, *, address: str | None = None, cluster: str | Path | None = None) -> Plan:
     """What `train` would do, found out by measuring the machines; nothing is trained or kept.
+
+    Args:
+        job: What is asked.
+        address: A Ray cluster, as `train` takes it.
+        cluster: A file that describes the cluster that is meant: a CSV table of nodes, or what `ray
+            up` takes; see `planner.described`. One worker is measured, at `address` or here.
 
     Raises:
         JobError: What was asked cannot be done.
         MachineError: The cluster has no room.
     """
+    meant = None if cluster is None else described(Path(cluster))
     job = with_secrets(job)
     address = address or Environment.from_process().ray_address
     with imported(job) as ready, attached(job, address):
@@ -49,6 +60,13 @@ def plan(job: Job, *, address: str | None = None) -> Plan:
         from raycloud.on_ray.survey import survey
 
         nodes = free()  # others may run there
+        if meant is not None:
+            there = meant.inventory
+            placed = place(there, workers(job, there), job.resources.worker)
+            here = place(nodes, 1, job.resources.worker)
+            one = survey(job, code, nodes, here).profile(here)
+            profile = meant.profile(one, placed)
+            return make(job, there, profile, placed=dict(enumerate(placed)), compare=True)
         placed = place(nodes, workers(job, nodes), job.resources.worker)
         found = survey(job, code, nodes, placed)
         return make(
@@ -58,6 +76,29 @@ def plan(job: Job, *, address: str | None = None) -> Plan:
             placed=dict(enumerate(placed)),
             compare=True,
         )
+
+
+def described(path: Path) -> Described:
+    """The cluster that a file describes.
+
+    Raises:
+        SpecError: It cannot be read, or says what cannot be.
+    """
+    try:
+        text = read_whole(path).decode()
+    except (OSError, ValueError) as error:
+        raise SpecError(
+            "--cluster", str(path), f"cannot be read: {error}", hint="give a CSV or YAML file"
+        ) from error
+    if path.suffix in {".yaml", ".yml"}:
+        try:
+            found = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise SpecError(
+                "--cluster", str(path), f"is no YAML: {error}", hint="correct it"
+            ) from error
+        return of_launcher(found if isinstance(found, dict) else {}, path.name)
+    return read_table(text, path.name)
 
 
 def try_out(

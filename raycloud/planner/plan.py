@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,7 +13,7 @@ from raycloud.bounded import json_value
 from raycloud.errors import PlacementError, RunDirectoryError, SpecError
 from raycloud.order import Steps
 from raycloud.planner.cost import Alternative, Prediction, Profile, alternatives, predict
-from raycloud.planner.inventory import Inventory, place, require
+from raycloud.planner.inventory import Inventory, place, price_per_hour, require
 from raycloud.planner.shares import equal_shares, first_shares, step_seconds
 from raycloud.planner.speed import Speed
 from raycloud.spec import Job, SyncPoint
@@ -52,6 +53,8 @@ class Plan:
         parameters: Trained numbers of the model.
         gradient_bytes: Bytes of one dense exchange.
         state_bytes: Bytes of a checkpoint.
+        steps: Of the whole job; 0: a plan that was written before this was told.
+        price_per_hour: Of all nodes that members are on; None: not all of them are labelled.
         alternatives: What a step would cost by other ways, where that was asked.
     """
 
@@ -65,7 +68,19 @@ class Plan:
     parameters: int
     gradient_bytes: int
     state_bytes: int
+    steps: int = 0
+    price_per_hour: float | None = None
     alternatives: tuple[Alternative, ...] = ()
+
+    @property
+    def job_s(self) -> float:
+        """Seconds of all steps, as predicted; without what comes before, between and after."""
+        return self.steps * self.predicted.step_s
+
+    @property
+    def cost(self) -> float | None:
+        """Of the nodes for these seconds, in the currency of their prices."""
+        return None if self.price_per_hour is None else self.price_per_hour * self.job_s / 3600
 
     @property
     def shares(self) -> tuple[int, ...]:
@@ -102,14 +117,17 @@ class Plan:
         equal_s = step_seconds(
             [x.speed for x in self.members], equal_shares(len(self.members), self.micro_batches)
         )
-        rows = (
+        rows: tuple[tuple[str, float | None, str], ...] = (
             ("step_s", found.step_s, ", ".join([*sure, *filter(None, [left_out])])),
             ("samples_per_s", self.predicted.samples_per_s, left_out),
             ("compute_s", self.predicted.compute_s, f"{equal_s:.3g} with equal shares"),
             ("exchange_s", self.predicted.exchange_s, overlap),
             ("bytes_per_step", self.predicted.bytes_per_step, "sent by each member"),
             ("state_bytes", self.state_bytes, "of a checkpoint"),
+            ("job_s", self.job_s, f"of {self.steps} steps, without start and checkpoints"),
         )
+        if self.cost is not None:
+            rows += (("cost", self.cost, f"at {self.price_per_hour:g} an hour for all nodes"),)
         return [{"quantity": name, "value": value, "note": note} for name, value, note in rows]
 
     def alternative_rows(self) -> list[dict[str, Any]]:
@@ -243,8 +261,22 @@ def make(
         parameters=profile.parameters,
         gradient_bytes=profile.gradient_bytes,
         state_bytes=profile.state_bytes,
+        steps=_steps(job, profile.samples),
+        price_per_hour=_price(inventory, [*placed.values()]),
         alternatives=alternatives(*given) if compare else (),
     )
+
+
+def _steps(job: Job, samples: int) -> int:
+    return job.steps or (job.epochs or 1) * _steps_per_epoch(job, samples)
+
+
+def _price(inventory: Inventory, nodes: Sequence[str]) -> float | None:
+    """Of these nodes together; None where one is not known, or has no price."""
+    labels = {node.name: node.labels for node in inventory.nodes}
+    prices = [price_per_hour(labels.get(node, {})) for node in set(nodes)]
+    known = [price for price in prices if price is not None]
+    return math.fsum(known) if known and len(known) == len(prices) else None
 
 
 def _steps_per_epoch(job: Job, samples: int) -> int:

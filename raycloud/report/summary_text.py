@@ -39,6 +39,7 @@ _LABELS = {
     "bytes_per_step": "bytes per step and member",
     "first_step_s": "seconds to first step",
 }
+_SHOWN = 32  # members of a plan
 _INTERVAL = ("low_s", "high_s")  # of a predicted step
 PARTS = (  # of a run's goodput, in the order in which they are told
     ("computing", ("computing_s",)),
@@ -322,7 +323,11 @@ def plan_text(plan: Plan) -> str:
         f"{plan.micro_batches} micro-batches, {plan.steps_per_epoch} steps per epoch, "
         f"{plan.parameters:,} parameters ({byte_count(plan.state_bytes)} of state)"
     )
-    tables = [_records_table(plan.member_rows()), _records_table(plan.prediction_rows())]
+    rows = plan.member_rows()
+    members = _records_table(rows[:_SHOWN])
+    if len(rows) > _SHOWN:
+        members += f"\n  ... and {len(rows) - _SHOWN} more"
+    tables = [members, _records_table(plan.prediction_rows())]
     if plan.alternatives:
         tables.append(_records_table(plan.alternative_rows()))
     advice = [plan.advice()] if plan.advice() else []

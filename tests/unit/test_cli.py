@@ -80,8 +80,8 @@ class Fake:
         summary = fold(events(self.status)).to_record()
         return FakeRun(self.status, summary, Path("runs/gpt-1"))
 
-    def plan(self, job: Any, *, address: str | None = None) -> FakePlan:
-        self.calls.append({"job": job, "address": address})
+    def plan(self, job: Any, *, address: str | None = None, cluster: Path | None) -> FakePlan:
+        self.calls.append({"job": job, "address": address, "cluster": cluster})
         self.meanwhile()
         return FakePlan()
 

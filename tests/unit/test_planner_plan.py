@@ -70,6 +70,8 @@ GOLDEN = """\
   "parameters": 4194304,
   "gradient_bytes": 16777216,
   "state_bytes": 50331648,
+  "steps": 10,
+  "price_per_hour": null,
   "alternatives": []
 }
 """
@@ -108,13 +110,15 @@ def test_a_written_plan_reads_back_the_same() -> None:
 
 def test_a_plan_of_the_first_format_reads_back() -> None:
     record = json.loads(GOLDEN)
-    del record["alternatives"], record["members"][0]["host"]
+    for field in ("alternatives", "steps", "price_per_hour"):
+        del record[field]
+    del record["members"][0]["host"]
     for field in ("exposed_s", "low_s", "high_s"):
         del record["predicted"][field]
     found = from_json(json.dumps({**record, "format": 1}))
     assert found.members == golden_plan().members
     assert found.predicted.step_s == golden_plan().predicted.step_s
-    assert (found.predicted.exposed_s, found.alternatives) == (None, ())
+    assert (found.predicted.exposed_s, found.alternatives, found.steps) == (None, (), 0)
 
 
 def test_same_input_same_plan() -> None:
