@@ -41,7 +41,7 @@ from raycloud.on_ray.ingest import PipelineConfig, living_pipeline
 from raycloud.on_ray.session import RunHandle
 from raycloud.order.layout import lanes_of
 from raycloud.planner.cost import Profile
-from raycloud.planner.inventory import Inventory, capacity
+from raycloud.planner.inventory import Inventory, capacity, place
 from raycloud.planner.plan import Plan, make
 from raycloud.planner.seen import SeenSteps
 from raycloud.recovery.rendezvous import Meeting
@@ -104,8 +104,14 @@ class RayCluster:
         self.plan: Plan | None = None
 
     def secure(self, members: Sequence[int], least: int, wanted: int) -> int | None:
-        """See `Fleet.secure`; returns the room there is for now, None: for all that are wanted."""
-        placed = self._fleet.secure(members, least)
+        """See `Fleet.secure`; returns the room there is for now, None: for all that are wanted.
+
+        Where there are several nodes, members are on those that the plan puts them on.
+        """
+        resources, there, on = self._session.job.resources.worker, free(), tuple[str, ...]()
+        if self._session.seats is None and len(there.nodes) > 1:
+            on = place(there, min(len(members), capacity(there, resources)), resources)
+        placed = self._fleet.secure(members, least, on=on)
         if placed >= wanted:
             return None
         self._watch.room = placed

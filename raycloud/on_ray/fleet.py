@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 POLL_S = 1.0  # a member that has nothing to say says so
 _LOOK_S = 0.5  # between two looks whether there is a place
 _PLACE_S = 60.0  # for the fewest that a run needs
+_THERE_S = 1.0  # for all on the nodes that are meant
 _SECURE_S = 0.05  # between two looks for the places that a run begins with
 _OTHERS_S = 1.0  # and then for all others together: what runs before this one gives back
 _DOUBT_S = 0.05  # between two looks whether a machine is gone that has not answered as usual
@@ -119,16 +120,22 @@ class Fleet:
         Args:
             members: Their numbers.
             least: So many there have to be.
-            on: The ids of their nodes, one a member; empty: Ray finds them.
+            on: The ids of nodes where the first of them are to be; others take their places there
+                within a second, or else anywhere. Ray finds those of the rest.
 
         Returns:
             How many of the first of `members` have a place.
         """
         for member, node in zip_longest(members, on):
             self._reserve(member, node)
-        over_s, placed = self._clock.monotonic_s() + _PLACE_S, self._pool.placed(members)
-        enough = False
+        began_s, placed = self._clock.monotonic_s(), self._pool.placed(members)
+        over_s, enough = began_s + _PLACE_S, False
         while len(placed) < len(members) and self._clock.monotonic_s() < over_s:
+            if on and self._clock.monotonic_s() >= began_s + _THERE_S:
+                on = ()  # somebody else was quicker
+                for member in set(members) - set(placed):
+                    self._pool.drop([member])
+                    self._reserve(member)
             if not enough and len(placed) >= least:
                 enough, over_s = True, self._clock.monotonic_s() + _OTHERS_S
             self._pause.wait(_SECURE_S)

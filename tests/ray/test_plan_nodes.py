@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import ray
 
 import raycloud
+from raycloud.events import MemberReady
+from raycloud.on_ray.attach import inventory
+from raycloud.planner.inventory import place
 from raycloud.planner.plan import Plan
-from tests.live import asked
+from raycloud.spec import RoleResources
+from tests.live import asked, of_kind
 
 pytestmark = pytest.mark.full
 
@@ -61,3 +66,10 @@ def test_nothing_stays_reserved(plan: Plan) -> None:
     assert plan.members
     left = ray.available_resources()
     assert left["CPU"] == ray.cluster_resources()["CPU"]
+
+
+def test_a_run_has_its_workers_where_the_plan_puts_them(tmp_path: Path, nodes: list[str]) -> None:
+    run = raycloud.train(asked("Steady", 3, steps=4), run_dir=tmp_path / "run")
+    ready = {one.member: one.node for one in of_kind(MemberReady, run.events)}
+    assert sorted(ready.values()) == nodes
+    assert [ready[member] for member in range(3)] == list(place(inventory(), 3, RoleResources()))
