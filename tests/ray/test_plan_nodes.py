@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 import ray
+from ray.util.placement_group import placement_group, remove_placement_group
 
 import raycloud
+from raycloud.clock import SystemClock
 from raycloud.events import MemberReady
-from raycloud.on_ray.attach import inventory
+from raycloud.on_ray.attach import NODE_LABEL, inventory
+from raycloud.on_ray.fleet import Fleet
 from raycloud.planner.inventory import place
 from raycloud.planner.plan import Plan
 from raycloud.spec import RoleResources
@@ -73,3 +76,14 @@ def test_a_run_has_its_workers_where_the_plan_puts_them(tmp_path: Path, nodes: l
     ready = {one.member: one.node for one in of_kind(MemberReady, run.events)}
     assert sorted(ready.values()) == nodes
     assert [ready[member] for member in range(3)] == list(place(inventory(), 3, RoleResources()))
+
+
+def test_where_a_place_was_taken_meanwhile_another_will_do(nodes: list[str]) -> None:
+    taken = placement_group([{"CPU": 1}], bundle_label_selector=[{NODE_LABEL: nodes[0]}])
+    fleet = Fleet(RoleResources(), SystemClock())
+    try:
+        ray.get(taken.ready())
+        assert fleet.secure([0, 1], 2, on=nodes[:1]) == 2
+    finally:
+        fleet.close()
+        remove_placement_group(taken)
