@@ -40,13 +40,14 @@ from benchmarks.workload import CLIP_NORM, Stream, Transformer, load_held_out, l
 from jobs.cifar import ResNet, shifted
 from raycloud.data.images import decode
 from raycloud.step.rounds import OUTER_MOMENTUM, outer_rate
-from raycloud.sync.codecs import CODECS, Codec, Int4, Int8
+from raycloud.sync.codecs import CODECS, Codec, Int4, Int8, TopK
 
 MEMBERS = 4
 MEASURED = 4  # times, evenly, the last one at the end
 HELD_OUT = 512  # samples of text
 LOWEST = 0.1  # of the peak of AdamW's rate, at the end
 BLOCK = 256  # a whole number of every codec's blocks
+ALL: dict[str, Codec] = {**CODECS, **{f"topk{ratio}": TopK(ratio) for ratio in (8, 16, 32, 64)}}
 RESULTS = Path(__file__).parent / "results" / "sync_grid.json"
 
 Batches = Callable[[int], tuple[Tensor, ...]]
@@ -237,7 +238,7 @@ class Point:
     Attributes:
         model: A key of `settings`.
         period: Updates between two exchanges.
-        codec: A key of `CODECS`.
+        codec: A key of `ALL`; with `topk` and a ratio gradients go by int4.
         outer: `mean` or `nesterov`: what is made of the members' mean progress in a round.
         momentum: Of the latter.
         rate: Of the latter; 1 for the mean.
@@ -273,6 +274,14 @@ def round_trip(codec: Codec, values: Tensor) -> Tensor:
         return values
     if codec.name == "bf16":
         return values.bfloat16().float()
+    if isinstance(codec, TopK):
+        parts = values.reshape(-1, values.shape[-1] // MEMBERS)
+        decoded = torch.zeros_like(parts)
+        codes = torch.empty(codec.bound(parts.shape[1]), dtype=torch.uint8)
+        for part, to in zip(parts, decoded, strict=True):
+            codec.encode(part, codes)
+            codec.add(codes, to)
+        return decoded.view(values.shape)
     flat = values.reshape(-1)
     if flat.is_cuda:
         assert isinstance(codec, Int4 | Int8)  # noqa: S101 - the codecs that have operators
@@ -314,7 +323,7 @@ class Exchange:
     """The mean over the members of many points, through a codec, with error feedback.
 
     Args:
-        codec: Of both ways.
+        codec: Of both ways, but for the part that a member owns: it is added as it is.
         shape: Points, members, values; of these a whole number of blocks for each owner.
         device: Where they are.
     """
@@ -333,19 +342,26 @@ class Exchange:
         if self._codec.name != "none":
             own = self._residuals[which] + rows / MEMBERS
             sent = round_trip(self._codec, own)
+            for owner in range(MEMBERS):
+                self._part(sent, owner).copy_(self._part(own, owner))
             cosines = nn.functional.cosine_similarity(sent, rows, dim=-1).mean(1)
             own -= sent
             total = sent.sum(1)
             mean = round_trip(self._codec, total)
             lost = (total - mean).view(len(which), MEMBERS, -1)
             for owner in range(MEMBERS):
-                own.view(len(which), MEMBERS, MEMBERS, -1)[:, owner, owner] += lost[:, owner]
+                self._part(own, owner).add_(lost[:, owner])
             self._residuals[which] = own
         for at, one, other in zip(
             which.tolist(), cosines.tolist(), consensus.tolist(), strict=True
         ):
             self.signals[at].see(one, other)
         return mean
+
+    @staticmethod
+    def _part(rows: Tensor, owner: int) -> Tensor:
+        """What a member has of the values that it owns, shape (points, values / MEMBERS)."""
+        return rows.view(len(rows), MEMBERS, MEMBERS, -1)[:, owner, owner]
 
     def residual_norm(self, point: int) -> float:
         """Of the sum of what its members keep back."""
@@ -392,8 +408,10 @@ class Side:
         self._optimizer = setting.optimizer(self._whole)
         decays = [torch.full((s.numel(),), float(len(s) > 1)) for s in shapes.values()]
         self._decays = setting.decay * torch.cat([*decays, torch.zeros(padding)]).to(device)
-        codec, shape = CODECS[points[0].codec], (len(points), MEMBERS, start.shape[1])
-        self._gradients, self._progress = (Exchange(codec, shape, device) for _ in range(2))
+        codec, shape = ALL[points[0].codec], (len(points), MEMBERS, start.shape[1])
+        stepwise = CODECS["int4"] if isinstance(codec, TopK) else codec
+        self._gradients = Exchange(stepwise, shape, device)
+        self._progress = Exchange(codec, shape, device)
         self._anchors, self._momenta = start.clone(), torch.zeros_like(start)
         self._warm = [round(point.warm * setting.updates) for point in points]
 
@@ -485,8 +503,8 @@ def parse_point(text: str, model: str, seed: int) -> Point:
         point = Point(model, int(period), codec, outer, float(momentum), rate, float(warm), seed)
     except ValueError:
         raise SystemExit(f"{text!r} is no point: write period,codec,outer,momentum,warm") from None
-    if point.period < 1 or codec not in CODECS or outer not in {"mean", "nesterov"}:
-        known = ", ".join(CODECS)
+    if point.period < 1 or codec not in ALL or outer not in {"mean", "nesterov"}:
+        known = ", ".join(ALL)
         raise SystemExit(
             f"{text!r}: periods are at least 1, codecs {known}, outer mean or nesterov"
         )

@@ -8,10 +8,14 @@ import torch
 
 from raycloud.net.exchange import parts_of
 from raycloud.net.tree import pieces_of
+from raycloud.sync.codecs import CODECS, TopK
 
 if TYPE_CHECKING:
     from raycloud.net.transport import Coding
     from raycloud.net.tree import Zones
+    from raycloud.sync.codecs import Codec
+
+EVERY: dict[str, Codec] = {**CODECS, "topk": TopK(32)}
 
 
 def simulated(rows: list[torch.Tensor], codec: Coding) -> tuple[torch.Tensor, list[torch.Tensor]]:

@@ -19,7 +19,7 @@ from raycloud.step.local import begin_round, compute_step
 from raycloud.step.residual import sum_of
 from raycloud.step.rounds import OUTER_MOMENTUM, average_moments, outer_rate
 from raycloud.sync.buckets import lay_out
-from raycloud.sync.codecs import CODECS
+from raycloud.sync.codecs import CODECS, TopK
 from tests.coded import simulated
 from tests.lockstep import Fleet, NetTask, never
 from tests.sockets import gloo_members, together
@@ -44,6 +44,8 @@ class RoundFleet(Fleet):
         for rank, replica in enumerate(self.replicas):
             if ranks is not None and rank not in ranks:
                 continue
+            if replica.residual is not None:
+                replica.residual.encode(of_updates=True)
             begin_round(replica, whole)
             for at, span in enumerate(whole.spans[:until]):
                 plain = self.steps.span(span.step, Position(epoch=span.epoch, offset=span.start))
@@ -206,7 +208,8 @@ def _exchanged(
     residuals: list[Tensor],
 ) -> Tensor:
     """The weighted mean of what all have moved these, as it comes out of the exchange."""
-    codec = CODECS[asked.sync_point.codec]
+    point = asked.sync_point
+    codec = CODECS[point.codec] if point.ratio is None else TopK(point.ratio)
     whole = sum(one.weight for one in members)
     rows = []
     for one, residual in zip(members, residuals, strict=True):

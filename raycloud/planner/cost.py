@@ -36,8 +36,8 @@ _BACKWARD = 2 / 3  # of a pass's seconds: backward costs about twice the forward
 _ALONE_S, _TOGETHER_S = 0.001, 0.003
 # Seconds of a core for each byte of fp32 gradient that goes through a codec: encoded, added up,
 # encoded once more, and added.
-_CODING_S = {"none": 0.0, "bf16": 0.4e-9, "int8": 1.0e-9, "int4": 1.2e-9}
-_ROUND_STEPS = (8, 16)
+_CODING_S = {"none": 0.0, "bf16": 0.4e-9, "int8": 1.0e-9, "int4": 1.2e-9, "topk": 2.5e-9}
+_EACH_STEP, _ROUND_STEPS = ("bf16", "int8", "int4"), (8, 16)
 # By what a prediction may be off, in nine of ten cases: computing, a link's rate, the rest. Tries
 # on an idle machine are shorter than steps on a busy one; what a run has shown is better known.
 _TRIED = ((0.93, 1.25, 0.5), (1.2, 0.8, 3.0))
@@ -161,7 +161,7 @@ def alternatives(
         return ()
     given = _Given(job, profile, tuple(speeds), tuple(shares), tuple(zones))
     coded: Literal["tree", "direct"] = "tree" if 1 < len(zones) < len(speeds) else "direct"
-    points = [SyncPoint(), *(SyncPoint(topology=coded, codec=c) for c in _CODING_S if c != "none")]
+    points = [SyncPoint(), *(SyncPoint(topology=coded, codec=c) for c in _EACH_STEP)]
     points += [
         SyncPoint(topology=coded, codec="int4", period=steps)
         for steps in _ROUND_STEPS
@@ -208,7 +208,7 @@ def exchange_seconds(
     >>> exchange_seconds(direct, 1024, [4], bytes_per_s=240, round_trip_s=0.5)
     1.5
     """
-    members, codes = sum(zones), coded_bytes(gradient_bytes, sync.codec)
+    members, codes = sum(zones), coded_bytes(gradient_bytes, sync.codec, sync.ratio)
     if members == 1:
         return 0.0
     slowest, hops = ring_bytes(codes, members), 2 * (members - 1)
@@ -225,7 +225,7 @@ def exchange_seconds(
 
 def sent_bytes(sync: SyncPoint, gradient_bytes: int, zones: Sequence[int]) -> int:
     """Bytes that each member sends a step, on average."""
-    members, codes = sum(zones), coded_bytes(gradient_bytes, sync.codec)
+    members, codes = sum(zones), coded_bytes(gradient_bytes, sync.codec, sync.ratio)
     sent = ring_bytes(codes, members)
     if sync.topology == "servers":
         sent = codes

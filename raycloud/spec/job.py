@@ -51,6 +51,7 @@ EXAMPLE = "gpt.py:Gpt"
 
 _WARM_STEPS, _WARM_PART, _MOST_WARM = 200, 7, 500  # before the first round
 _STALENESS = 2
+_RATIO = 32
 _MEETING_STEPS, _MEETING_PERIODS = 16, 2  # at least, that workers go without meeting
 _MOST_PERIOD = 16  # by the grid of benchmarks.sync_grid, longer rounds cost too much of the loss
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -297,6 +298,8 @@ class Job(Section):
         told = {name: value for name, value in asked.items() if value != "auto"}
         if asked["codec"] == "auto" and asked["topology"] != "ring":
             told["codec"] = "none" if self.resources.worker.gpus else "int4"
+        if asked["codec"] == "topk" and asked["ratio"] is None:
+            told["ratio"] = _RATIO
         coded = told.get("codec", "none") != "none"
         if self.asynchronous:
             told = {"staleness": _STALENESS, **told}

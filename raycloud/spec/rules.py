@@ -117,6 +117,27 @@ def _uncoded(topology: object, codec: object) -> Broken | None:
     return problem, "write topology direct, tree or auto, or codec none"
 
 
+def _topk_in_rounds(codec: object, period: object) -> Broken | None:
+    if codec != "topk" or period not in {1, "auto"}:
+        return None
+    travel = "travel" if period == 1 else "may travel"
+    problem = f"with sync.period = {period} gradients {travel}, of which it would leave most out"
+    return problem, "write sync.period 16, or another number, or codec int4"
+
+
+def _topk_with_servers(codec: object, topology: object) -> Broken | None:
+    if codec != "topk" or topology != "servers":
+        return None
+    problem = "of the parameters that servers answer with it would leave most out"
+    return problem, "write codec int4, or topology direct, tree or auto"
+
+
+def _kept_by_topk(ratio: object, codec: object) -> Broken | None:
+    if ratio is None or codec == "topk":
+        return None
+    return f"codec {codec} sends all values", "write codec topk, or leave ratio out"
+
+
 def _staleness(staleness: object, topology: object) -> Broken | None:
     if (topology == "servers") == (staleness != 0) or staleness == "auto":
         return None
@@ -200,6 +221,21 @@ RULES: tuple[Rule, ...] = (
         ("sync.topology", "sync.codec"),
         "With a codec, `sync.topology` is not ring.",
         _uncoded,
+    ),
+    Rule(
+        ("sync.codec", "sync.period"),
+        "With `sync.codec` topk, `sync.period` is 2 or more.",
+        _topk_in_rounds,
+    ),
+    Rule(
+        ("sync.codec", "sync.topology"),
+        "With `sync.codec` topk, `sync.topology` is not servers.",
+        _topk_with_servers,
+    ),
+    Rule(
+        ("sync.ratio", "sync.codec"),
+        "Without `sync.codec` topk, `sync.ratio` is null.",
+        _kept_by_topk,
     ),
     Rule(
         ("sync.staleness", "sync.topology"),

@@ -72,14 +72,17 @@ def report_s(members: int) -> float:
     return max(1.0, members / _REPORTS_PER_S)
 
 
-# Of an fp32 value: int8 has a scale and an offset for 256 values, int4 one for 32.
+# Of an fp32 value: int8 has a scale and an offset for 256 values, int4 one for 32; topk log2(ratio)
+# and two bits for one value, and four bytes for 64 of them.
 _CODED = {"none": 1.0, "bf16": 1 / 2, "int8": 264 / 1024, "int4": 20 / 128}
 
 
-def coded_bytes(payload_bytes: int, codec: str) -> int:
+def coded_bytes(payload_bytes: int, codec: str, ratio: int | None = None) -> int:
     """Bytes of so much fp32 gradient on its way through a codec.
 
-    >>> coded_bytes(1024, "int4"), coded_bytes(1024, "bf16")
-    (160, 512)
+    >>> coded_bytes(1024, "int4"), coded_bytes(1024, "bf16"), coded_bytes(2**20, "topk", 32)
+    (160, 512, 7680)
     """
+    if ratio is not None:
+        return math.ceil(payload_bytes * (math.log2(ratio) + 2.5) / (32 * ratio))
     return math.ceil(payload_bytes * _CODED[codec])

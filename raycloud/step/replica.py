@@ -48,7 +48,7 @@ from raycloud.step.tables import Tables
 from raycloud.sync.gradients import GradientExchange, Gradients
 from raycloud.sync.period import Choice
 from raycloud.sync.sparse import sparse_parameters
-from raycloud.sync.strategy import STRATEGIES
+from raycloud.sync.strategy import strategy_of
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
@@ -124,7 +124,7 @@ class Replica:
         self.gradients = GradientExchange(
             self.trained.parameters,
             bucket_bytes=job.bucket_bytes(self.trained.bytes),
-            strategy=STRATEGIES["none" if job.asynchronous else job.sync_point.codec](),
+            strategy=strategy_of(job.sync_point),
             clock=clock,
             sparse=sparse_parameters(self.model),
         )

@@ -41,7 +41,6 @@ class ResidualPart(Stateful):
         self, residual: Residual, buckets: Sequence[Bucket], seat: Callable[[], tuple[int, int]]
     ) -> None:
         self._residual, self._buckets, self._seat = residual, tuple(buckets), seat
-        self._of_updates = False  # of rounds; else of gradients
 
     @classmethod
     def of(
@@ -72,7 +71,7 @@ class ResidualPart(Stateful):
             return
         by_number = {int(name.rpartition("/")[2]): tensor for name, tensor in tensors.items()}
         self._residual.clear()
-        self._of_updates = bool(values.get("of_updates", False))
+        self._residual.of_updates = bool(values.get("of_updates", False))
         rank, size = self._seat()
         if sorted(by_number) == list(range(size)):
             self._keep(by_number[rank])
@@ -85,13 +84,13 @@ class ResidualPart(Stateful):
 
     def encode(self, *, of_updates: bool) -> None:
         """What is encoded next is of such a kind: what is kept of the other kind is left behind."""
-        if of_updates != self._of_updates:
-            self._of_updates = of_updates
+        if of_updates != self._residual.of_updates:
+            self._residual.of_updates = of_updates
             self._residual.clear()
 
     def values(self) -> dict[str, Any]:
         """See `Stateful.values`."""
-        return {"of_updates": self._of_updates}
+        return {"of_updates": self._residual.of_updates}
 
     @property
     def norm(self) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -17,6 +18,9 @@ _CHUNK = 1 << 17  # values that are coded at once: what they take stays in the c
 _FACTOR_BYTES = 4
 _NEAR = 4  # values within so many powers of two need no factor
 _MOST = 126  # powers of two to which fp32 holds both them and their reciprocals exactly
+_SIZED = 64  # groups that have sizes of their own, by `TopK`
+_SIZES_BYTES = 4
+_MAGNITUDE = 2**31 - 1  # the bits of an fp32 value but its sign
 _SCALE_BITS = -256  # of an fp32 scale those with which its product with a byte is exact
 
 
@@ -278,6 +282,100 @@ class Int4(_Rows):
         codes = torch.stack([packed & 15, packed >> 4], 2).view(len(rows), -1)
         values: torch.Tensor = codes.float() * scale + low
         return values
+
+
+class TopK:
+    """The largest value of each group: its place, its sign and one of two sizes.
+
+    G groups have at most `ratio` values, a power of two, each: those that lie G apart, so that the
+    neighbours of a large one, which are often large, too, are in other groups. Of places that are
+    as likely as each other the entropy is log2(ratio) bits, and these are what a code has of them:
+    a plane of one bit for all groups after the other, then planes of signs, and of which size it
+    is. The sizes of 64 groups each, in bf16, come last: the mean of those that are not above the
+    mean, and that of the others. Magnitudes that differ by less than 1 / 2^15 count as equal.
+
+    So all bits are a code: none has a place beyond its group. What one says of values that the last
+    groups lack is left out.
+
+    This is for what is sent seldom, and with error feedback: what is not sent is not small.
+    """
+
+    name = "topk"
+
+    def __init__(self, ratio: int) -> None:
+        self._ratio, self._bits = ratio, ratio.bit_length() - 1
+
+    def bound(self, count: int) -> int:
+        """See `Codec.bound`."""
+        groups = -(-count // self._ratio)
+        return self._plane_bytes(groups) + _SIZES_BYTES * -(-groups // _SIZED)
+
+    def encode(self, values: torch.Tensor, codes: torch.Tensor) -> None:
+        """See `Codec.encode`."""
+        if not len(values):
+            return
+        groups = -(-len(values) // self._ratio)
+        rows = nn.functional.pad(values, (0, groups * self._ratio - len(values)))
+        rows = rows.view(self._ratio, groups)
+        places = torch.cat([self._largest(some) for some in rows.split(_CHUNK // self._ratio, 1)])
+        kept = rows.gather(0, places[None].long())[0].cpu()
+        sizes, large = _two_sizes(kept.abs())
+        told = places.cpu() | kept.signbit().int() << self._bits | large.int() << (self._bits + 1)
+        planes = told.numpy() >> np.arange(self._bits + 2)[:, None] & 1
+        octets, sized = codes.tensor_split((self._plane_bytes(groups),))
+        octets.copy_(torch.from_numpy(np.packbits(planes.astype(bool), axis=1)).view(-1))
+        sized.copy_(sizes.view(torch.uint8).view(-1))
+
+    def add(self, codes: torch.Tensor, to: torch.Tensor) -> None:
+        """See `Codec.add`."""
+        self._add(codes, to, 1)
+
+    def subtract(self, codes: torch.Tensor, from_: torch.Tensor) -> None:
+        """See `Codec.subtract`."""
+        self._add(codes, from_, -1)
+
+    def _add(self, codes: torch.Tensor, to: torch.Tensor, sign: int) -> None:
+        if not len(to):
+            return
+        groups = -(-len(to) // self._ratio)
+        octets, sized = codes.cpu().tensor_split((self._plane_bytes(groups),))
+        planes = octets.view(self._bits + 2, -1).numpy()
+        told = np.unpackbits(planes, axis=1, count=groups).astype(np.int64)
+        *places, negative, large = torch.from_numpy(told)
+        group = torch.arange(groups)
+        at = group + groups * sum(place << k for k, place in enumerate(places))
+        sizes = sized.clone().view(torch.bfloat16).float()
+        values = sizes[2 * (group // _SIZED) + large] * (1 - 2 * negative)
+        if groups * self._ratio > len(to):
+            there = at < len(to)
+            at, values = at[there], values[there]
+        to.index_add_(0, at.to(to.device), values.to(to.device), alpha=sign)
+
+    def _largest(self, rows: torch.Tensor) -> torch.Tensor:
+        """In which row each column is largest: as integers the bits of magnitudes are in order.
+
+        The last of these bits make room for the row's number.
+        """
+        order = rows.view(torch.int32).bitwise_and(_MAGNITUDE & -self._ratio)
+        order |= torch.arange(self._ratio, dtype=torch.int32, device=rows.device)[:, None]
+        return order.amax(0) & (self._ratio - 1)
+
+    def _plane_bytes(self, groups: int) -> int:
+        return (self._bits + 2) * -(-groups // 8)
+
+
+def _two_sizes(magnitudes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sizes of each block, shape (blocks, 2), in bf16; and which have the larger one."""
+    blocks = nn.functional.pad(magnitudes, (0, -len(magnitudes) % _SIZED)).view(-1, _SIZED)
+    there = torch.arange(blocks.numel()).view_as(blocks) < len(magnitudes)
+    large = blocks > _mean(blocks, there)[:, None]
+    sizes = torch.stack([_mean(blocks, there & ~large), _mean(blocks, large)], 1)
+    return sizes.bfloat16(), large.view(-1)[: len(magnitudes)]
+
+
+def _mean(blocks: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
+    """Of these of each block; 0 where there are none. A sum could be beyond what fp32 holds."""
+    return (blocks * (of / of.sum(1, keepdim=True).clamp_min(1))).sum(1)
 
 
 CODECS: dict[str, Codec] = {one.name: one for one in (Full(), Brain(), Int8(), Int4())}

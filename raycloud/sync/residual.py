@@ -21,9 +21,14 @@ if TYPE_CHECKING:
 
 
 class Residual:
-    """This member's, by bucket. Three buffers of a bucket's size change places; none is copied."""
+    """This member's, by bucket. Three buffers of a bucket's size change places; none is copied.
+
+    Attributes:
+        of_updates: It is of what rounds have moved; else of gradients.
+    """
 
     def __init__(self) -> None:
+        self.of_updates = False
         self._kept: dict[Bucket, torch.Tensor] = {}
         self._staged: dict[Bucket, torch.Tensor | None] = {}
         self._spare: dict[Bucket, torch.Tensor] = {}

@@ -10,11 +10,12 @@ import torch
 
 from raycloud.errors import InternalError
 from raycloud.net.transport import CodedTransport
-from raycloud.sync.codecs import CODECS
+from raycloud.sync.codecs import CODECS, Int4, TopK
 from raycloud.sync.residual import Residual
 
 if TYPE_CHECKING:
     from raycloud.net.transport import Transport, Work
+    from raycloud.spec import SyncPoint
     from raycloud.sync.buckets import Bucket
     from raycloud.sync.codecs import Codec
 
@@ -86,12 +87,13 @@ class Coded(AllReduce):
 
     Args:
         codec: How gradients travel, and their sums.
+        updates: How those of rounds do; None: likewise.
     """
 
-    def __init__(self, codec: Codec) -> None:
+    def __init__(self, codec: Codec, updates: Codec | None = None) -> None:
         super().__init__()
         self.residual: Residual = Residual()
-        self._codec = codec
+        self._gradients, self._updates = codec, updates or codec
         self._coded: CodedTransport | None = None
         self._totals: dict[Bucket, torch.Tensor] = {}
 
@@ -103,6 +105,10 @@ class Coded(AllReduce):
         self._coded = transport
         self._totals.clear()
         self.residual.abandon()
+
+    @property
+    def _codec(self) -> Codec:
+        return self._updates if self.residual.of_updates else self._gradients
 
     def start(self, bucket: Bucket) -> Work | None:
         """See `SyncStrategy.start`."""
@@ -141,3 +147,15 @@ STRATEGIES: dict[str, Callable[[], SyncStrategy]] = {
     **{name: partial(Coded, codec) for name, codec in CODECS.items()},
     "none": AllReduce,
 }
+
+
+def strategy_of(point: SyncPoint) -> SyncStrategy:
+    """What sums gradients at such a point; where updates go by servers, there is nothing to encode.
+
+    With `topk` what rounds have moved goes by it, and gradients, step by step, as int4.
+    """
+    if point.topology == "servers":
+        return STRATEGIES["none"]()
+    if point.ratio is not None:
+        return Coded(CODECS[Int4.name], TopK(point.ratio))
+    return STRATEGIES[point.codec]()

@@ -119,6 +119,7 @@ def asked(
         settings={**settings, "double": codec == "none"},
         sync={
             "codec": codec,
+            "ratio": 8 if codec == "topk" else None,
             "topology": "direct" if topology == "auto" and codec != "none" else topology,
             "period": period,
             "outer": "mean" if period == 1 else "nesterov",

@@ -23,8 +23,7 @@ from raycloud.net.exchange import (
     Plain,
     Reduction,
 )
-from raycloud.sync.codecs import CODECS
-from tests.coded import simulated
+from tests.coded import EVERY, simulated
 
 SIZES = (2, 3, 5)
 
@@ -74,10 +73,10 @@ def values_of(size: int, count: int, *, seed: int = 0) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("seed", range(25))
-@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("name", EVERY)
 def test_sums_are_those_of_one_process(name: str, seed: int) -> None:
     chance = random.Random(seed)
-    size, codec = chance.choice(SIZES), CODECS[name]
+    size, codec = chance.choice(SIZES), EVERY[name]
     counts = [chance.choice((1, 300, 5000, 20_000)) for _ in range(3)]
     rows = [values_of(size, count, seed=seed + k) for k, count in enumerate(counts)]
     expected = [simulated(some, codec) for some in rows]
@@ -92,13 +91,13 @@ def test_sums_are_those_of_one_process(name: str, seed: int) -> None:
                 assert torch.equal(rows[k][rank], residuals[rank])
 
 
-@pytest.mark.parametrize("name", ["bf16", "int8", "int4"])
+@pytest.mark.parametrize("name", ["bf16", "int8", "int4", "topk"])
 def test_residuals_and_sum_make_the_sum_of_values(name: str) -> None:
     rows = values_of(4, 10_000)
     exact = torch.stack(rows).double().sum(0)
     total = torch.empty(10_000)
     others = [torch.empty(10_000) for _ in range(3)]
-    codec = CODECS[name]
+    codec = EVERY[name]
     asked = [Reduction(row, out, codec) for row, out in zip(rows, (total, *others), strict=True)]
     Wires(4, random.Random(0)).run([[one] for one in asked])
     kept = torch.stack(rows).double().sum(0)
@@ -133,10 +132,10 @@ def test_memory_is_used_again() -> None:
     wires = Wires(3, random.Random(3))
     rows, out = values_of(3, 5000), [torch.empty(5000) for _ in range(3)]
     for _ in range(2):
-        wires.run([[Reduction(rows[r], out[r], CODECS["int4"])] for r in range(3)])
+        wires.run([[Reduction(rows[r], out[r], EVERY["int4"])] for r in range(3)])
     held = [sum(map(len, member.pool._free.values())) for member in wires.members]
     for _ in range(20):
-        wires.run([[Reduction(rows[r], out[r], CODECS["int4"])] for r in range(3)])
+        wires.run([[Reduction(rows[r], out[r], EVERY["int4"])] for r in range(3)])
     later = [sum(map(len, member.pool._free.values())) for member in wires.members]
     assert all(b <= a + 4 for a, b in zip(held, later, strict=True))
 

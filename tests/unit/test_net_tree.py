@@ -23,22 +23,21 @@ from raycloud.net.tree import (
     pieces_of,
     tree_reduction_bytes,
 )
-from raycloud.sync.codecs import CODECS
-from tests.coded import simulated, simulated_by_zones
+from tests.coded import EVERY, simulated, simulated_by_zones
 from tests.sockets import direct_members
 from tests.unit.test_net_exchange import Wires, values_of
 
 TWO_AND_TWO, THREE_AND_ONE, ONE_ONE_TWO = "abab", "abaa", "abcc"
 ZONES = (TWO_AND_TWO, THREE_AND_ONE, ONE_ONE_TWO, "aabb", "abbcacba")
-LOSSY = ("bf16", "int8", "int4")
+LOSSY = ("bf16", "int8", "int4", "topk")
 SOON_S = 10.0
 
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("names", ZONES)
-@pytest.mark.parametrize("codec", ["none", "int8", "int4"])
+@pytest.mark.parametrize("codec", ["none", "int8", "int4", "topk"])
 def test_sums_are_those_of_one_process(codec: str, names: str, seed: int) -> None:
-    chance, zones, coding = random.Random(seed), Zones.of(names), CODECS[codec]
+    chance, zones, coding = random.Random(seed), Zones.of(names), EVERY[codec]
     size = len(names)
     counts = [chance.choice((1, 300, 2000, 5000, 20_000)) for _ in range(3)]
     rows = [values_of(size, count, seed=seed + k) for k, count in enumerate(counts)]
@@ -66,7 +65,7 @@ def test_residuals_and_sum_make_the_sum_of_values(codec: str, names: str) -> Non
     exact = torch.stack(rows).double().sum(0)
     totals = [torch.empty(10_000) for _ in rows]
     asked: list[list[Operation]] = [
-        [TreeReduction(row, total, CODECS[codec], zones)]
+        [TreeReduction(row, total, EVERY[codec], zones)]
         for row, total in zip(rows, totals, strict=True)
     ]
     Wires(size, random.Random(0)).run(asked)
@@ -93,12 +92,12 @@ def test_in_place_and_of_any_type(dtype: torch.dtype, names: str) -> None:
 @pytest.mark.parametrize("codec", ["none", *LOSSY])
 def test_zones_of_one_are_direct_exchange(codec: str) -> None:
     rows = values_of(3, 5000)
-    total, residuals = simulated(rows, CODECS[codec])
-    by_zones, left = simulated_by_zones(rows, CODECS[codec], Zones.of("abc"))
+    total, residuals = simulated(rows, EVERY[codec])
+    by_zones, left = simulated_by_zones(rows, EVERY[codec], Zones.of("abc"))
     assert torch.equal(by_zones, total)
     if codec != "none":  # there nothing is lost, and what is left is not looked at
         assert all(map(torch.equal, left, residuals))
-    plain = [[Reduction(row, torch.empty(5000), CODECS[codec])] for row in values_of(3, 5000)]
+    plain = [[Reduction(row, torch.empty(5000), EVERY[codec])] for row in values_of(3, 5000)]
     counts = Counter[int]()
     wires = Wires(3, random.Random(2))
     sends = wires._send
@@ -106,7 +105,7 @@ def test_zones_of_one_are_direct_exchange(codec: str) -> None:
         member._send = counted(counts, rank, partial(sends, rank))
     wires.run([list(one) for one in plain])
     assert [
-        sum(tree_reduction_bytes(5000, r, Zones.of("abc"), CODECS[codec])) for r in range(3)
+        sum(tree_reduction_bytes(5000, r, Zones.of("abc"), EVERY[codec])) for r in range(3)
     ] == [counts[rank] for rank in range(3)]
 
 
@@ -166,7 +165,7 @@ def test_memory_is_used_again() -> None:
     rows, out = values_of(4, 5000), [torch.empty(5000) for _ in range(4)]
 
     def run() -> list[int]:
-        wires.run([[TreeReduction(rows[r], out[r], CODECS["int4"], zones)] for r in range(4)])
+        wires.run([[TreeReduction(rows[r], out[r], EVERY["int4"], zones)] for r in range(4)])
         return [sum(map(len, member.pool._free.values())) for member in wires.members]
 
     held = [run() for _ in range(2)][-1]
@@ -191,14 +190,14 @@ PEERS = {"of the own zone": 2, "of another": 1}
 def test_a_frame_that_is_not_expected_is_refused_unread(peer: str, frame: Frame) -> None:
     member, values = DirectExchange(0, 4, lambda *_: None), torch.zeros(1024)
     zones = Zones.of(TWO_AND_TWO)
-    member.start(TreeReduction(values, torch.zeros(1024), CODECS["int4"], zones))
+    member.start(TreeReduction(values, torch.zeros(1024), EVERY["int4"], zones))
     with pytest.raises(TransportError, match="not expected"):
         member.expect(PEERS[peer], frame)
 
 
 def test_from_a_member_that_owns_none_of_it_nothing_is_expected() -> None:
     member, values = DirectExchange(0, 4, lambda *_: None), torch.zeros(1024)
-    member.start(TreeReduction(values, torch.zeros(1024), CODECS["int4"], Zones.of(TWO_AND_TWO)))
+    member.start(TreeReduction(values, torch.zeros(1024), EVERY["int4"], Zones.of(TWO_AND_TWO)))
     for phase in Phase:
         with pytest.raises(TransportError, match="not expected"):
             member.expect(3, Frame(phase, 0, 72, 0))
@@ -206,7 +205,7 @@ def test_from_a_member_that_owns_none_of_it_nothing_is_expected() -> None:
 
 def test_a_frame_comes_once() -> None:
     member, values = DirectExchange(0, 4, lambda *_: None), torch.zeros(1024)
-    member.start(TreeReduction(values, torch.zeros(1024), CODECS["int4"], Zones.of(TWO_AND_TWO)))
+    member.start(TreeReduction(values, torch.zeros(1024), EVERY["int4"], Zones.of(TWO_AND_TWO)))
     frame = Frame(Phase.PART, 0, 4 * 512, 0)
     payload = member.expect(2, frame).zero_()
     frame = frame._replace(check=zlib.crc32(payload.numpy()))
@@ -249,17 +248,17 @@ def test_few_bytes_cross_between_zones_whatever_the_order(names: str) -> None:
     totals = [torch.empty(count) for _ in range(4)]
     zones = Zones.of(names)
     with direct_members(4, zones=names) as members:
-        works = [m.reduce(rows[m.rank], totals[m.rank], CODECS["int4"]) for m in members]
+        works = [m.reduce(rows[m.rank], totals[m.rank], EVERY["int4"]) for m in members]
         works += [member.all_reduce(flags[member.rank]) for member in members]
         wait(works)
         crossed = across(members, names)
         sent = [member.bytes_sent for member in members]
-        told = [m.reduce_bytes(count, CODECS["int4"]) + m.all_reduce_bytes(240) for m in members]
+        told = [m.reduce_bytes(count, EVERY["int4"]) + m.all_reduce_bytes(240) for m in members]
     best, alternating = flat_ring_bytes("aabb", count), flat_ring_bytes(TWO_AND_TWO, count)
     assert max(crossed.values()) * 9.5 <= best
     assert max(crossed.values()) * 19 <= alternating
     assert all(0 <= own - payload <= 24 * 20 for own, payload in zip(sent, told, strict=True))
-    far = [tree_reduction_bytes(count, rank, zones, CODECS["int4"])[1] for rank in range(4)]
+    far = [tree_reduction_bytes(count, rank, zones, EVERY["int4"])[1] for rank in range(4)]
     assert 0 <= sum(crossed.values()) - sum(far) <= 10_000  # headers, and the flags
     assert all(torch.equal(total, totals[0]) for total in totals)
 
@@ -296,7 +295,7 @@ def test_who_dies_breaks_the_exchange_of_all_others(lost: int) -> None:
     with direct_members(4, zones=TWO_AND_TWO) as members:
         others = [member for member in members if member.rank != lost]
         works = [
-            member.reduce(torch.ones(50_000), torch.empty(50_000), CODECS["int8"])
+            member.reduce(torch.ones(50_000), torch.empty(50_000), EVERY["int8"])
             for member in others
         ]
         members[lost].hang_up()

@@ -55,7 +55,8 @@ GOLDEN = """\
     "period": 1,
     "topology": "ring",
     "staleness": 0,
-    "codec": "none"
+    "codec": "none",
+    "ratio": null
   },
   "predicted": {
     "step_s": 1.90625,

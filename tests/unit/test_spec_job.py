@@ -80,6 +80,7 @@ def test_defaults() -> None:
             "topology": "auto",
             "staleness": 0,
             "codec": "none",
+            "ratio": None,
             "bucket_bytes": "auto",
         },
         "checkpoint": {"path": None, "every_steps": "auto", "keep": 2, "most_failed": 10},
@@ -137,6 +138,13 @@ def test_a_codec_goes_by_no_ring(topology: str, taken: str) -> None:
     assert point == SyncPoint(period=1, topology=taken, staleness=0, codec="int4")
 
 
+@pytest.mark.parametrize(("ratio", "taken"), [(None, 32), (128, 128)])
+def test_top_k_has_a_ratio(ratio: int | None, taken: int) -> None:
+    asked = job(sync={"codec": "topk", "period": 16, "ratio": ratio})
+    assert asked.sync_point == SyncPoint(period=16, topology="tree", codec="topk", ratio=taken)
+    assert job(sync={"codec": "int4"}).sync_point.ratio is None
+
+
 @pytest.mark.parametrize("codec", ["none", "int8"])
 def test_a_tree_is_with_a_codec_or_without(codec: str) -> None:
     point = job(sync={"codec": codec, "topology": "tree"}).sync_point
@@ -148,6 +156,10 @@ def test_a_tree_is_with_a_codec_or_without(codec: str) -> None:
     [
         (
             {"sync": {"codec": "int4", "topology": "ring"}},
+            "sync.topology = 'ring': in a ring each member would encode anew",
+        ),
+        (
+            {"sync": {"codec": "topk", "topology": "ring", "period": 8}},
             "sync.topology = 'ring': in a ring each member would encode anew",
         ),
     ],

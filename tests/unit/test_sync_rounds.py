@@ -17,6 +17,8 @@ ENDS = (4, 8, 10, 12, 16, 20)  # one of them early
 
 def in_rounds(codec: str = "none", outer: str = "mean", **more: Any) -> Job:
     sync = {"period": 4, "codec": codec, "outer": outer, "bucket_bytes": 1024}
+    if codec == "topk":
+        sync["ratio"] = 8
     return job(sync=sync, **more)
 
 
@@ -39,7 +41,7 @@ def alike(fleet: RoundFleet) -> bool:
 
 
 @pytest.mark.parametrize("outer", ["mean", "nesterov"])
-@pytest.mark.parametrize("codec", ["none", "int4"])
+@pytest.mark.parametrize("codec", ["none", "int4", "topk"])
 @pytest.mark.parametrize("shares", [(8,), (5, 3), (3, 3, 2)])
 def test_it_is_bit_for_bit_what_one_process_simulates(
     shares: tuple[int, ...], codec: str, outer: str
@@ -88,7 +90,7 @@ def test_running_statistics_are_those_of_all_micro_batches(shares: tuple[int, ..
 
 
 @pytest.mark.parametrize("norm", [False, True])
-@pytest.mark.parametrize("codec", ["none", "int4"])
+@pytest.mark.parametrize("codec", ["none", "int4", "topk"])
 @pytest.mark.parametrize("after", [0, 1, 3, 4])
 def test_a_member_that_is_lost_in_a_round_is_not_missed(
     after: int,
