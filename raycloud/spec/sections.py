@@ -184,7 +184,7 @@ class SyncSection(Section):
     a ring."""
     ratio: Literal[4, 8, 16, 32, 64, 128, 256] | None = None
     """With codec topk, of how many values the largest is sent. With 32 a round travels in 1/136 of
-    fp32's bytes, with 16 in 1/79, with 64 in 1/239. What is not sent is kept until it is. null: 32
+    fp32's bytes, with 16 in 1/79, with 64 in 1/241. What is not sent is kept until it is. null: 32
     with topk, else there is none."""
     bucket_bytes: Annotated[int, Field(ge=1024)] | Auto = "auto"
     """Bytes of gradient that travel as one message; smaller ones start earlier, larger ones cost

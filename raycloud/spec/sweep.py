@@ -278,8 +278,12 @@ def _refused(job: Job, sweep: Sweep) -> Iterator[SpecError]:
     usual = next(points(sweep.space))
     for path, parameter in sweep.space.items():
         for value in parameter.samples():
+            point = {**usual, **_allowing(sweep.space, path), path: value}
+            for other, one in sweep.space.items():
+                if other not in point and is_varied(one, point):
+                    point[other] = one.samples()[0]
             try:
-                with_values(job, {**usual, **_allowing(sweep.space, path), path: value})
+                with_values(job, point)
             except SpecError as error:
                 yield error
                 break

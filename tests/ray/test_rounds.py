@@ -29,7 +29,7 @@ def in_rounds(workers: int | list[int], steps: int, codec: str, **more: Any) -> 
     return asked("Steady", workers, steps=steps, sync=sync, settings={"double": False}, **more)
 
 
-@pytest.mark.parametrize("codec", variants("int4", "none"))
+@pytest.mark.parametrize("codec", variants("int4", "none", "topk"))
 def test_a_killed_worker_is_not_missed(codec: str, tmp_path: Path, ray_tmpdir: Path) -> None:
     elastic = {"min_workers": 1, "max_workers": 3}
     job = in_rounds(3, 300, codec, elastic=elastic, checkpoint={"every_steps": 50})

@@ -111,6 +111,49 @@ def test_a_member_that_is_lost_in_a_round_is_not_missed(
     assert rates == {undisturbed.replicas[0].learning_rate}
 
 
+def kept_by(fleet: RoundFleet) -> torch.Tensor:
+    """The sum of what all members keep."""
+    own = [r.residual.own_tensors()["flat"].double() for r in fleet.replicas if r.residual]
+    return torch.stack(own).sum(0)
+
+
+def test_what_top_k_leaves_out_is_kept() -> None:
+    """All that members have moved is in the weights or in somebody's residual."""
+    fleet = RoundFleet(in_rounds("topk"), single(), (3, 3, 2))
+    for step in range(0, 20, 4):
+        before = kept_by(fleet)
+        whole = fleet.whole(step, step + 4)
+        names = [n for bucket in fleet.replicas[0].gradients.buckets for n in bucket.names]
+        start = {n: p.double() for n, p in fleet.replicas[0].model.named_parameters()}
+        start = {n: p.detach().clone() for n, p in start.items()}
+        fleet.compute_steps(whole)
+        weights = [r.kept.weight for r in fleet.replicas if r.kept is not None]
+        moved = sum(
+            torch.cat([(start[n] - dict(r.model.named_parameters())[n]).flatten() for n in names])
+            * (weight / sum(weights))
+            for r, weight in zip(fleet.replicas, weights, strict=True)
+        )
+        fleet.exchange(whole)
+        now = dict(fleet.replicas[0].model.named_parameters())
+        applied = torch.cat([(start[n] - now[n]).flatten() for n in names])
+        left = kept_by(fleet)
+        assert float(left.norm()) > 0.0
+        torch.testing.assert_close(applied + left, moved + before, rtol=0, atol=1e-6)
+
+
+def test_steps_before_rounds_are_not_left_out() -> None:
+    """They go as int4 would have them, bit for bit."""
+    ends = []
+    for codec in ("topk", "int4"):
+        fleet = RoundFleet(in_rounds(codec), single(), (5, 3))
+        for step in range(5):
+            fleet.step(step)
+        sent = [one.gradients.residual for one in fleet.replicas]
+        assert all(one is not None and not one.of_updates for one in sent)
+        ends.append(fleet.replicas[0].model)
+    assert difference(*ends) == 0.0
+
+
 def test_a_member_without_a_share_has_what_the_others_have() -> None:
     fleet = trained(in_rounds("int4"), single(), (5, 3, 0))
     assert alike(fleet)
