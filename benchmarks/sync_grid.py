@@ -47,7 +47,7 @@ MEASURED = 4  # times, evenly, the last one at the end
 HELD_OUT = 512  # samples of text
 LOWEST = 0.1  # of the peak of AdamW's rate, at the end
 BLOCK = 256  # a whole number of every codec's blocks
-ALL: dict[str, Codec] = {**CODECS, **{f"topk{ratio}": TopK(ratio) for ratio in (8, 16, 32, 64)}}
+ALL: dict[str, Codec] = {**CODECS, **{f"topk{ratio}": TopK(ratio) for ratio in (2, 4, 8, 16, 32)}}
 RESULTS = Path(__file__).parent / "results" / "sync_grid.json"
 
 Batches = Callable[[int], tuple[Tensor, ...]]

@@ -51,7 +51,7 @@ EXAMPLE = "gpt.py:Gpt"
 
 _WARM_STEPS, _WARM_PART, _MOST_WARM = 200, 7, 500  # before the first round
 _STALENESS = 2
-_RATIO = 32
+_RATIO = 4
 _MEETING_STEPS, _MEETING_PERIODS = 16, 2  # at least, that workers go without meeting
 _MOST_PERIOD = 16  # by the grid of benchmarks.sync_grid, longer rounds cost too much of the loss
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")

@@ -182,10 +182,11 @@ class SyncSection(Section):
     other types go as they are. topk: of what a round has moved, one value in `ratio`, as its place
     and two bits; steps that are exchanged one by one go as int4. auto: int4; none on GPUs, and in
     a ring."""
-    ratio: Literal[4, 8, 16, 32, 64, 128, 256] | None = None
-    """With codec topk, of how many values the largest is sent. With 32 a round travels in 1/136 of
-    fp32's bytes, with 16 in 1/79, with 64 in 1/241. What is not sent is kept until it is. null: 32
-    with topk, else there is none."""
+    ratio: Literal[2, 4, 8, 16, 32, 64, 128, 256] | None = None
+    """With codec topk, of how many values the largest is sent. With 4 a round travels in 1/28 of
+    fp32's bytes, with 8 in 1/46, with 32 in 1/136. What is not sent is kept until it is, for about
+    as many rounds: where a run has few, large ratios cost much of the loss. null: 4 with topk, else
+    there is none."""
     bucket_bytes: Annotated[int, Field(ge=1024)] | Auto = "auto"
     """Bytes of gradient that travel as one message; smaller ones start earlier, larger ones cost
     less per byte. auto: an eighth of the gradient, between 1 and 4 MiB, on a GPU 25."""

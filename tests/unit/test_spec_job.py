@@ -138,7 +138,7 @@ def test_a_codec_goes_by_no_ring(topology: str, taken: str) -> None:
     assert point == SyncPoint(period=1, topology=taken, staleness=0, codec="int4")
 
 
-@pytest.mark.parametrize(("ratio", "taken"), [(None, 32), (128, 128)])
+@pytest.mark.parametrize(("ratio", "taken"), [(None, 4), (128, 128)])
 def test_top_k_has_a_ratio(ratio: int | None, taken: int) -> None:
     asked = job(sync={"codec": "topk", "period": 16, "ratio": ratio})
     assert asked.sync_point == SyncPoint(period=16, topology="tree", codec="topk", ratio=taken)

@@ -15,7 +15,7 @@ from tests.coded import EVERY
 
 COUNTS = (1, 127, 128, 129, 1000, 131072, 131073, 300_000)
 LOSSY = tuple(codec for name, codec in EVERY.items() if name != "none")
-RATIOS = (4, 8, 16, 32, 64, 128, 256)
+RATIOS = (2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def coded(codec: Codec, values: torch.Tensor) -> torch.Tensor:
