@@ -320,10 +320,11 @@ class TopK:
         places = torch.cat([self._largest(some) for some in rows.split(_CHUNK // self._ratio, 1)])
         kept = rows.gather(0, places[None].long())[0].cpu()
         sizes, large = _two_sizes(kept.abs())
-        told = places.cpu() | kept.signbit().int() << self._bits | large.int() << (self._bits + 1)
-        planes = told.numpy() >> np.arange(self._bits + 2)[:, None] & 1
+        told = places.cpu().short() | kept.signbit().short() << self._bits
+        told |= large.short() << (self._bits + 1)
         octets, sized = codes.tensor_split((self._plane_bytes(groups),))
-        octets.copy_(torch.from_numpy(np.packbits(planes.astype(bool), axis=1)).view(-1))
+        for k, plane in enumerate(octets.view(self._bits + 2, -1)):
+            plane.copy_(torch.from_numpy(np.packbits(told.numpy() & (1 << k))))
         sized.copy_(sizes.view(torch.uint8).view(-1))
 
     def add(self, codes: torch.Tensor, to: torch.Tensor) -> None:
@@ -340,12 +341,14 @@ class TopK:
         groups = -(-len(to) // self._ratio)
         octets, sized = codes.cpu().tensor_split((self._plane_bytes(groups),))
         planes = octets.view(self._bits + 2, -1).numpy()
-        told = np.unpackbits(planes, axis=1, count=groups).astype(np.int64)
-        *places, negative, large = torch.from_numpy(told)
-        group = torch.arange(groups)
-        at = group + groups * sum(place << k for k, place in enumerate(places))
-        sizes = sized.clone().view(torch.bfloat16).float()
-        values = sizes[2 * (group // _SIZED) + large] * (1 - 2 * negative)
+        told = torch.from_numpy(np.unpackbits(planes, axis=1, count=groups))
+        *places, negative, large = told
+        at = torch.arange(groups)
+        for k, place in enumerate(places):
+            at.add_(place, alpha=groups << k)
+        of_blocks = sized.clone().view(torch.bfloat16).float().view(-1, 2)
+        small, big = of_blocks.repeat_interleave(_SIZED, 0)[:groups].unbind(1)
+        values = torch.where(large.bool(), big, small).mul_(1.0 - 2.0 * negative)
         if groups * self._ratio > len(to):
             there = at < len(to)
             at, values = at[there], values[there]
