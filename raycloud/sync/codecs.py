@@ -315,8 +315,9 @@ class TopK:
         if not len(values):
             return
         groups = -(-len(values) // self._ratio)
-        rows = nn.functional.pad(values, (0, groups * self._ratio - len(values)))
-        rows = rows.view(self._ratio, groups)
+        if rest := groups * self._ratio - len(values):
+            values = nn.functional.pad(values, (0, rest))
+        rows = values.view(self._ratio, groups)
         places = torch.cat([self._largest(some) for some in rows.split(_CHUNK // self._ratio, 1)])
         kept = rows.gather(0, places[None].long())[0].cpu()
         sizes, large = _two_sizes(kept.abs())
