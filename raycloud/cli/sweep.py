@@ -22,8 +22,8 @@ from raycloud.cli.shell import (
     say,
 )
 from raycloud.errors import RunDirectoryError
-from raycloud.report.figures import byte_count, printable_line, table
-from raycloud.tuning.results import DONE, JOB, LOG, STOP
+from raycloud.report.figures import byte_count, counted, printable_line, table
+from raycloud.tuning.results import CHARTS, DONE, JOB, LOG, STOP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -96,8 +96,13 @@ def show_sweep(
     directory: SweepDirectory,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="The trials as JSON.")] = False,
+    png: Annotated[
+        Path | None,
+        typer.Option("--png", metavar="DIR", help="Draw the charts there, as PNG files."),
+    ] = None,
 ) -> None:
     """Show the trials of a sweep, best first."""
+    from raycloud.report import charts
     from raycloud.spec.sweep import load_sweep
     from raycloud.tuning.results import Results
 
@@ -109,6 +114,9 @@ def show_sweep(
         echo_json({"format": FORMAT, "trials": [asdict(trial) for trial in trials]})
     else:
         typer.echo(sweep_text([*trials], sweep))
+    if png is not None:
+        files = charts.draw(png, [*trials], sweep)
+        say(f"{counted(len(files), 'chart')} in {png}")
 
 
 @command("ls", of=sweeps)
@@ -125,10 +133,15 @@ def list_sweeps() -> None:
 
 def _carry_out(job: Any, sweep: Sweep, *, resume: bool, **given: Any) -> None:
     from raycloud.on_ray.sweep import sweep as carry_out
+    from raycloud.report import charts
 
     with _followed(sweep) as show:
         found = carry_out(job, sweep, resume=resume, listener=show, **given)
     typer.echo(sweep_text([*found.trials], sweep))
+    drawn = f" and {CHARTS}" if charts.available() else ""
+    say(f"to look at: report.html{drawn} in {found.directory}")
+    if not drawn:
+        say(f"charts as PNG files need matplotlib: {charts.INSTALL}")
     if found.best:
         say(f"the best: trial {found.best[0].number}, as a job in {found.directory / 'best.yaml'}")
     else:

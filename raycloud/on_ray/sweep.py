@@ -34,6 +34,7 @@ from raycloud.on_ray.trials import (
     place_of,
 )
 from raycloud.planner.inventory import PRICE_LABEL, price_per_hour, require
+from raycloud.report import charts
 from raycloud.report.sweep import page
 from raycloud.spec import Environment, choose
 from raycloud.spec.load import dump_minimal
@@ -41,6 +42,7 @@ from raycloud.spec.rundir import replace_text
 from raycloud.spec.sweep import Parameter, Sweep, check, dump_sweep, trial_job
 from raycloud.tuning.population import Population
 from raycloud.tuning.results import (
+    CHARTS,
     JOB,
     LOG,
     STOP,
@@ -259,6 +261,8 @@ def _found(job: Job, asked: Sweep, place: Path, results: Results) -> Found:
         replace_text(place / "best.yaml", dump_minimal(chosen))
     trials = tuple(trial for _, trial in sorted(results.trials.items()))
     replace_text(place / "report.html", page(place.name, trials, asked))
+    if charts.available():
+        charts.draw(place / CHARTS, trials, asked)
     _write_hparams(place / "hparams", trials)
     return Found(directory=place, trials=trials, best=tuple(best), job=chosen)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from raycloud.tuning.results import Trial
 
 _WIDTH, _HEIGHT, _LEFT, _BELOW, _ABOVE = 640, 300, 64, 40, 16
-_BEST, _OTHER, _ENDED = "#0b6e4f", "#7a8b99", "#d9a441"
+BEST, OTHER, ENDED, FRONT, TARGET = "#0b6e4f", "#7a8b99", "#d9a441", "#2f5d9b", "#b23a48"
 _BINS = 4  # of a range, to see what it explains
 _MOST_TICKS = 5
 _STYLE = (
@@ -33,8 +33,8 @@ Place = tuple[float, float]
 
 def page(name: str, trials: Sequence[Trial], sweep: Sweep) -> str:
     """The page of a sweep, by its trials as they are now."""
-    scored = _scored(trials, sweep)
-    best = front(scored)[: None if len(sweep.minimize) > 1 else 1]
+    scored = scored_trials(trials, sweep)
+    best = best_of(scored, sweep)
     numbers = {trial.number for trial in best}
     parts = [
         f"<h1>{html.escape(name)}</h1>",
@@ -53,6 +53,11 @@ def page(name: str, trials: Sequence[Trial], sweep: Sweep) -> str:
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f"<style>{_STYLE}</style></head><body>\n{body}\n</body></html>\n"
     )
+
+
+def best_of(scored: Sequence[tuple[Trial, tuple[float, ...]]], sweep: Sweep) -> list[Trial]:
+    """The best trial, or with several objectives those that no other beats in all."""
+    return front(scored)[: None if len(sweep.minimize) > 1 else 1]
 
 
 def importance(scored: Sequence[tuple[Trial, float]], path: str) -> float | None:
@@ -76,15 +81,26 @@ def importance(scored: Sequence[tuple[Trial, float]], path: str) -> float | None
     return between / whole
 
 
+def importances(
+    scored: Sequence[tuple[Trial, tuple[float, ...]]], sweep: Sweep
+) -> list[tuple[str, float]]:
+    """The `importance` of each field for the first objective, where it is known; largest first."""
+    first = [(trial, values[0]) for trial, values in scored]
+    found = [(path, importance(first, path)) for path in sweep.space]
+    known = [(path, value) for path, value in found if value is not None]
+    return sorted(known, key=lambda pair: -pair[1])
+
+
 def _grouped(known: Sequence[tuple[Any, float]]) -> Iterable[tuple[str, float]]:
     keys = {repr(key) for key, _ in known}
-    if len(keys) <= _BINS or not all(_is_number(key) for key, _ in known):
+    if len(keys) <= _BINS or not all(is_number(key) for key, _ in known):
         return [(repr(key), value) for key, value in known]
     ranked = sorted(known, key=lambda pair: pair[0])
     return [(str(at * _BINS // len(ranked)), value) for at, (_, value) in enumerate(ranked)]
 
 
-def _scored(trials: Sequence[Trial], sweep: Sweep) -> list[tuple[Trial, tuple[float, ...]]]:
+def scored_trials(trials: Sequence[Trial], sweep: Sweep) -> list[tuple[Trial, tuple[float, ...]]]:
+    """The trials that came to something, with their objectives; less is better."""
     found = []
     for trial in trials:
         came = objectives(trial, sweep.minimize, mode=sweep.mode, target=sweep.target)
@@ -127,15 +143,7 @@ def _table(trials: Sequence[Trial], sweep: Sweep, best: set[int]) -> str:
 
 
 def _curves(trials: Sequence[Trial], sweep: Sweep, best: set[int], of: str) -> str:
-    lines = []
-    for trial in trials:
-        places = [
-            (float(getattr(one, of)), one.measure)
-            for one in trial.measured
-            if getattr(one, of) is not None and math.isfinite(one.measure)
-        ]
-        if places:
-            lines.append((trial, places))
+    lines = [(trial, places) for trial in trials if (places := points_of(trial, of))]
     every = [place for _, places in lines for place in places]
     if not every or max(x for x, _ in every) <= 0:
         return ""
@@ -145,14 +153,52 @@ def _curves(trials: Sequence[Trial], sweep: Sweep, best: set[int], of: str) -> s
         points = [(to_x(x), to_y(y)) for x, y in places]
         drawn.append(_line(points, trial, best))
         drawn.append(_dot(points[-1], trial, best))
+    if of != "seconds":
+        front = stairs(cheapest(every, sweep.mode), max(x for x, _ in every))
+        drawn.append(_front([(to_x(x), to_y(y)) for x, y in front]))
     losses = [y for _, y in every]
     if sweep.target is not None and min(losses) <= sweep.target <= max(losses):
         y = to_y(sweep.target)
         drawn.append(
-            f'<line x1="{_LEFT}" x2="{_WIDTH}" y1="{y:.1f}" y2="{y:.1f}" stroke="#b23a48" '
-            'stroke-dasharray="4 4"/>'
+            f'<line x1="{_LEFT}" x2="{_WIDTH}" y1="{y:.1f}" y2="{y:.1f}" '
+            f'stroke="{TARGET}" stroke-dasharray="4 4"/>'
         )
     return _svg(drawn)
+
+
+def cheapest(places: Iterable[Place], mode: str) -> list[Place]:
+    """The Pareto front of costs and measures: what no other is as good as in both; by cost.
+
+    >>> cheapest([(1, 5.0), (2, 3.0), (3, 4.0), (2, 6.0), (4, 1.0)], "min")
+    [(1, 5.0), (2, 3.0), (4, 1.0)]
+    """
+    sign = -1.0 if mode == "max" else 1.0
+    found: list[Place] = []
+    for cost, measure in sorted(places, key=lambda place: (place[0], sign * place[1])):
+        if not found or sign * measure < sign * found[-1][1]:
+            found.append((cost, measure))
+    return found
+
+
+def stairs(front: Sequence[Place], until: float) -> list[Place]:
+    """The line of a front: at each cost what the best so far has come to.
+
+    >>> stairs([(1, 5.0), (2, 3.0)], until=4)
+    [(1, 5.0), (2, 5.0), (2, 3.0), (4, 3.0)]
+    """
+    line: list[Place] = []
+    for (cost, measure), (after, _) in zip(front, [*front[1:], (until, 0.0)], strict=True):
+        line += [(cost, measure), (after, measure)]
+    return line
+
+
+def points_of(trial: Trial, cost: str) -> list[Place]:
+    """What was measured of a trial, with what it had cost by then, where that is known."""
+    return [
+        (float(getattr(one, cost)), one.measure)
+        for one in trial.measured
+        if getattr(one, cost) is not None and math.isfinite(one.measure)
+    ]
 
 
 def _coordinates(trials: Sequence[Trial], sweep: Sweep, best: set[int]) -> str:
@@ -161,7 +207,7 @@ def _coordinates(trials: Sequence[Trial], sweep: Sweep, best: set[int]) -> str:
     names = [*sweep.space, *(n for n in ("seconds", "measure") if shown)]
     if not shown:
         return ""
-    columns = {name: [_told(trial, name) for trial in shown] for name in names}
+    columns = {name: [told(trial, name) for trial in shown] for name in names}
     uprights = {
         name: _LEFT + at * (_WIDTH - 2 * _LEFT) / (len(names) - 1) for at, name in enumerate(names)
     }
@@ -175,13 +221,14 @@ def _coordinates(trials: Sequence[Trial], sweep: Sweep, best: set[int]) -> str:
         for text, y in _ticks_of(columns[name], scales[name]):
             drawn.append(_text(x + 4, y + 4, text, "start"))
     for trial in sorted(shown, key=lambda one: one.number in best):
-        told = {name: _told(trial, name) for name in names}
-        given = [(uprights[n], scales[n](v)) for n, v in told.items() if v is not None]
+        values = [(name, told(trial, name)) for name in names]
+        given = [(uprights[n], scales[n](v)) for n, v in values if v is not None]
         drawn.append(_line(given, trial, best))
     return _svg(drawn)
 
 
-def _told(trial: Trial, name: str) -> Any:
+def told(trial: Trial, name: str) -> Any:
+    """What a trial was given, or has measured: a field's value, its `seconds` or its `measure`."""
     if name in {"seconds", "measure"} and trial.last is not None:
         return getattr(trial.last, name)
     return trial.point.get(name)
@@ -190,7 +237,7 @@ def _told(trial: Trial, name: str) -> Any:
 def _rank(values: Sequence[Any]) -> Callable[[Any], float]:
     """Where a value stands on its upright: numbers evenly or by logarithm, words by order."""
     known = [value for value in values if value is not None]
-    if known and all(_is_number(value) for value in known):
+    if known and all(is_number(value) for value in known):
         low, high = min(known), max(known)
         if low > 0 and high > 20 * low:
             inner = _scale([math.log(v) for v in known], _y)
@@ -205,7 +252,7 @@ def _ticks_of(values: Sequence[Any], scale: Callable[[Any], float]) -> list[tupl
     known = [value for value in values if value is not None]
     if not known:
         return []
-    if all(_is_number(value) for value in known):
+    if all(is_number(value) for value in known):
         few = sorted(set(known))
         few = few if len(few) <= _MOST_TICKS else [few[0], few[-1]]
         return [(figure(float(value)), scale(value)) for value in few]
@@ -213,10 +260,8 @@ def _ticks_of(values: Sequence[Any], scale: Callable[[Any], float]) -> list[tupl
 
 
 def _importance(scored: Sequence[tuple[Trial, tuple[float, ...]]], sweep: Sweep) -> str:
-    first = [(trial, values[0]) for trial, values in scored]
-    found = {path: importance(first, path) for path in sweep.space}
-    known = sorted(((v, p) for p, v in found.items() if v is not None), reverse=True)
-    return _bars([(path, value, f"{value:.0%}", _OTHER) for value, path in known], 1.0)
+    known = importances(scored, sweep)
+    return _bars([(path, value, f"{value:.0%}", OTHER) for path, value in known], 1.0)
 
 
 def _steps(trials: Sequence[Trial], best: set[int]) -> str:
@@ -224,7 +269,7 @@ def _steps(trials: Sequence[Trial], best: set[int]) -> str:
     for trial in trials:
         step = trial.last.step if trial.last else 0
         name = f"{trial.number} {trial.status}"
-        rows.append((name, float(step), str(step), _colour(trial, best)))
+        rows.append((name, float(step), str(step), colour(trial, best)))
     return _bars(rows, max((row[1] for row in rows), default=0.0))
 
 
@@ -240,7 +285,8 @@ def _bars(rows: Sequence[tuple[str, float, str, str]], most: float) -> str:
     return _svg(drawn, height=8 + 20 * len(rows))
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether it can be drawn along a scale."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -271,24 +317,33 @@ def _axes(x_name: str, y_name: str, xs: Sequence[float], ys: Sequence[float]) ->
     return "".join(parts)
 
 
-def _colour(trial: Trial, best: set[int]) -> str:
-    return _BEST if trial.number in best else _ENDED if trial.status == "stopped" else _OTHER
+def colour(trial: Trial, best: set[int]) -> str:
+    """Green of the best, amber of what was ended early, else grey."""
+    return BEST if trial.number in best else ENDED if trial.status == "stopped" else OTHER
 
 
 def _dot(place: Place, trial: Trial, best: set[int]) -> str:
     x, y = place
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{_colour(trial, best)}"/>'
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour(trial, best)}"/>'
 
 
 def _line(places: Sequence[Place], trial: Trial, best: set[int]) -> str:
     points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     width, seen = (2.5, 1.0) if trial.number in best else (1.2, 0.65)
     given = ", ".join(f"{name} {value}" for name, value in trial.point.items())
-    told = html.escape(f"trial {trial.number}, {trial.status}: {given}")
+    title = html.escape(f"trial {trial.number}, {trial.status}: {given}")
     return (
-        f'<polyline points="{points}" fill="none" stroke="{_colour(trial, best)}" '
+        f'<polyline points="{points}" fill="none" stroke="{colour(trial, best)}" '
         f'stroke-width="{width}" '
-        f'opacity="{seen}"><title>{told}</title></polyline>'
+        f'opacity="{seen}"><title>{title}</title></polyline>'
+    )
+
+
+def _front(places: Sequence[Place]) -> str:
+    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    return (
+        f'<polyline points="{points}" fill="none" stroke="{FRONT}" stroke-dasharray="6 3">'
+        "<title>the Pareto front: the best for so much</title></polyline>"
     )
 
 

@@ -17,6 +17,7 @@ from raycloud.errors import RunDirectoryError
 
 FORMAT = 1
 LOG, JOB, STOP = "sweep.jsonl", "sweep.yaml", "stop"  # files of a sweep's directory
+CHARTS = "charts"  # and a folder there
 
 Status = Literal["running", "finished", "reached", "stopped", "failed"]
 DONE = frozenset({"finished", "reached"})  # what came to something

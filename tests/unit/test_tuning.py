@@ -197,7 +197,7 @@ def test_the_page_has_what_each_trial_came_to() -> None:
     ]
     text = page("gpt<b>", trials, sweep)
     assert "gpt&lt;b&gt;" in text
-    assert text.count("<polyline") == 3 * 8  # money is not known
+    assert text.count("<polyline") == 3 * 8 + 1  # and the front of bytes; money is not known
     assert text.count("<svg") == 5
     assert "8 trials: 6 finished, 2 stopped. Least measure: 0." in text
     assert page("empty", [], sweep).count("<svg") == 0
