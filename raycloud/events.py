@@ -52,7 +52,9 @@ class MemberReady:
     parameters, `fingerprint` whether the task gives them the same samples: digests of some, by
     split and id (`train/127`), and of how many are `held_out` (None: it is not told). Its process
     is `pid` on the node of id `node`, labelled to cost `price_per_hour`; it computes on a
-    `processor`: replicas on unlike ones differ by rounding.
+    `processor`: replicas on unlike ones differ by rounding. Its memory holds a pass of
+    `pass_samples` (0: it was not found out), of which each takes `sample_bytes`; the largest that
+    was computed had `pass_tried`.
     """
 
     member: int
@@ -70,6 +72,9 @@ class MemberReady:
     held_out: int | None = None
     role: str = "worker"
     fingerprint: Mapping[str, str] = field(default_factory=dict)
+    pass_samples: int = 0
+    pass_tried: int = 0
+    sample_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -430,6 +430,7 @@ def _measured(job: Job, code: TaskCode, on: Sequence[str]) -> list[MemberReady]:
             checkpoints=nothing,
             pipeline=pipeline_name(),
             home=node_id_here(),
+            plans=True,
         )
         members = range(len(on))
         fleet.secure(members, len(on), on=on)

@@ -45,6 +45,21 @@ _SEEN = ((0.95, 1.1, 0.7), (1.08, 0.9, 1.4))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LargestPass:
+    """The largest pass that the memory of each member holds.
+
+    Attributes:
+        samples: Of it.
+        tried: Of the largest that was computed; a larger one is foretold.
+        sample_bytes: What each sample takes more.
+    """
+
+    samples: int
+    tried: int
+    sample_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
     """What was measured of a task on the machines there are.
 
@@ -60,6 +75,7 @@ class Profile:
             was seen.
         waited_s: What a step of this job has been seen to wait for its exchange, of who waits
             least: that counts then for the way in which its updates travel.
+        largest: What memory holds; None where it was not found out.
     """
 
     samples: int
@@ -71,17 +87,25 @@ class Profile:
     round_trip_s: float = 0.0
     overhead_s: float | None = None
     waited_s: float | None = None
+    largest: LargestPass | None = None
 
     @classmethod
     def of(cls, readies: Sequence[MemberReady]) -> Profile:
         """As members measured it: sizes are the first one's."""
-        first = readies[0]
+        first, smallest = readies[0], min(readies, key=lambda ready: ready.pass_samples)
         return cls(
             samples=first.samples,
             parameters=first.parameters,
             gradient_bytes=first.gradient_bytes,
             state_bytes=first.state_bytes,
             speeds=tuple(Speed(fixed_s=r.fixed_s, micro_batch_s=r.micro_batch_s) for r in readies),
+            largest=LargestPass(
+                samples=smallest.pass_samples,
+                tried=smallest.pass_tried,
+                sample_bytes=smallest.sample_bytes,
+            )
+            if smallest.pass_samples
+            else None,
         )
 
     def __post_init__(self) -> None:

@@ -12,7 +12,14 @@ from typing import Any
 from raycloud.bounded import json_value
 from raycloud.errors import PlacementError, RunDirectoryError, SpecError
 from raycloud.order import Steps
-from raycloud.planner.cost import Alternative, Prediction, Profile, alternatives, predict
+from raycloud.planner.cost import (
+    Alternative,
+    LargestPass,
+    Prediction,
+    Profile,
+    alternatives,
+    predict,
+)
 from raycloud.planner.inventory import Inventory, place, price_per_hour, require
 from raycloud.planner.shares import equal_shares, first_shares, step_seconds
 from raycloud.planner.speed import Speed
@@ -56,6 +63,7 @@ class Plan:
         steps: Of the whole job; 0: a plan that was written before this was told.
         price_per_hour: Of all nodes that members are on; None: not all of them are labelled.
         alternatives: What a step would cost by other ways, where that was asked.
+        largest: The largest pass that memory holds; None where it was not found out.
     """
 
     job: str
@@ -81,6 +89,7 @@ class Plan:
     def cost(self) -> float | None:
         """Of the nodes for these seconds, in the currency of their prices."""
         return None if self.price_per_hour is None else self.price_per_hour * self.job_s / 3600
+    largest: LargestPass | None = None
 
     @property
     def shares(self) -> tuple[int, ...]:
@@ -89,7 +98,10 @@ class Plan:
 
     def to_json(self) -> str:
         """The text of `plan.json`; `from_json` is the inverse."""
-        return json.dumps({"format": FORMAT, **asdict(self)}, indent=2, allow_nan=False) + "\n"
+        told = {"format": FORMAT, **asdict(self)}
+        if self.largest is None:
+            del told["largest"]
+        return json.dumps(told, indent=2, allow_nan=False) + "\n"
 
     def member_rows(self) -> list[dict[str, Any]]:
         """One row per member, for a table; seconds are those of computing one step."""
@@ -125,6 +137,7 @@ class Plan:
             ("bytes_per_step", self.predicted.bytes_per_step, "sent by each member"),
             ("state_bytes", self.state_bytes, "of a checkpoint"),
             ("job_s", self.job_s, f"of {self.steps} steps, without start and checkpoints"),
+            *_memory_rows(self.largest),
         )
         if self.cost is not None:
             rows += (("cost", self.cost, f"at {self.price_per_hour:g} an hour for all nodes"),)
@@ -179,6 +192,17 @@ def _note(one: Alternative) -> str:
     return waits
 
 
+def _memory_rows(largest: LargestPass | None) -> list[tuple[str, int, str]]:
+    if largest is None:
+        return []
+    said = f"foretold from passes of up to {largest.tried}"
+    said = "which was tried" if largest.tried >= largest.samples else said
+    return [
+        ("pass_samples", largest.samples, f"the largest pass that memory holds, {said}"),
+        ("sample_bytes", largest.sample_bytes, "that each sample of a pass takes"),
+    ]
+
+
 def from_json(text: str) -> Plan:
     """Rebuild a plan from the text of `plan.json`.
 
@@ -199,12 +223,15 @@ def from_json(text: str) -> Plan:
         members = tuple(
             PlannedMember(**{**x, "speed": Speed(**x["speed"])}) for x in record.pop("members")
         )
+        largest = record.pop("largest", None)
+        largest = None if largest is None else LargestPass(**largest)
         sync, predicted = SyncPoint(**record.pop("sync")), Prediction(**record.pop("predicted"))
         others = tuple(
             Alternative(sync=SyncPoint(**x["sync"]), predicted=Prediction(**x["predicted"]))
             for x in record.pop("alternatives", ())
         )
         return Plan(members=members, sync=sync, predicted=predicted, alternatives=others, **record)
+        return Plan(members=members, sync=sync, predicted=predicted, largest=largest, **record)
     except (KeyError, TypeError, ValueError) as error:
         raise RunDirectoryError(f"plan.json does not hold a plan: {error}", hint=hint) from error
 

@@ -201,7 +201,7 @@ class Job(Section):
     """Whether the short last step of an epoch is left out."""
     fuse: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Micro-batches computed in one pass, at most, where that is exact. auto: all of a worker's
-    share at once. Where memory is short, write 1 (never fused) or a small number."""
+    share at once. Passes are smaller where memory, as a worker finds it, holds no such one."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the forward and backward pass. bf16: autocast, with parameters and reduction
     still in fp32."""

@@ -9,6 +9,7 @@ import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_map
 from raycloud.errors import PlacementError, TaskError
 
 _PART = 4  # of memory may be kept: what is kept is one of several things that grow
+_SPARE = 0.1  # of the memory of a pass is left free: sizes and fragments vary
 # Where groups (cgroups) are, and their files: limit, use, and the part of that which files take
 # that nobody has asked for lately, so that it can be had. By version.
 _NEW = ("memory.max", "memory.current", "inactive_file")
@@ -96,6 +98,12 @@ def keep_freed_memory() -> bool:
     return all(mallopt(number, value) == 1 for number, value in wanted.items())
 
 
+def give_back_memory() -> None:
+    """What the C library keeps of freed memory goes back to the system."""
+    with suppress(AttributeError, OSError):  # another one than glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def room_bytes(reserved_bytes: int | None, root: Path = Path("/")) -> int:
     """A quarter of the memory that a member could have now: so much it may keep beside training.
 
@@ -106,6 +114,107 @@ def room_bytes(reserved_bytes: int | None, root: Path = Path("/")) -> int:
     if reserved_bytes is not None:
         left.append(reserved_bytes - process_bytes(root)[0])
     return max(0, min(left)) // _PART
+
+
+def pass_room_bytes(
+    device: torch.device, reserved_bytes: int | None, root: Path = Path("/")
+) -> int:
+    """So much memory a pass may take beside what its member holds now.
+
+    On a GPU nine tenths of what is free there, or kept by torch and not in use. On a CPU nine
+    tenths of what is left of the reserved bytes, if the machine and its groups have so much; of a
+    member that has reserved none a quarter of what these have, since others compute there, too.
+    """
+    if device.type == "cuda":
+        free_bytes, _ = torch.cuda.mem_get_info(device)
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int((1.0 - _SPARE) * (free_bytes + kept))
+    give_back_memory()
+    if reserved_bytes is None:
+        return room_bytes(None, root)
+    own_bytes = reserved_bytes - process_bytes(root)[0]
+    return max(0, int((1.0 - _SPARE) * min(own_bytes, _machine_bytes(root), *_groups_bytes(root))))
+
+
+def peak_bytes(device: torch.device, compute: Callable[[], object]) -> int | None:
+    """The most memory that computing takes, beside what is held before; None: it is not told.
+
+    On a CPU, what was freed goes back to the system first, and Linux is asked to forget the most
+    that this process has had.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        before_bytes = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        compute()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before_bytes
+    give_back_memory()
+    told = _forget_peak()
+    before_bytes, _ = process_bytes()
+    compute()
+    return process_bytes()[1] - before_bytes if told and before_bytes else None
+
+
+def _forget_peak() -> bool:
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # see proc(5)
+    except OSError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassMemory:
+    """Bytes of a pass: fixed_bytes + b * micro_batch_bytes, for b micro-batches.
+
+    Attributes:
+        fixed_bytes: What does not depend on how many there are, such as gradients.
+        micro_batch_bytes: Of each.
+        tried: The largest pass that was computed.
+    """
+
+    fixed_bytes: float
+    micro_batch_bytes: float
+    tried: int
+
+    @classmethod
+    def fitted(cls, peaks: Mapping[int, int]) -> PassMemory:
+        """The line of least squares through the bytes of passes of so many micro-batches.
+
+        Through a single one it begins at 0, which promises no more than there is. It does not fall.
+
+        >>> PassMemory.fitted({1: 30, 2: 40, 4: 60})
+        PassMemory(fixed_bytes=20.0, micro_batch_bytes=10.0, tried=4)
+        >>> PassMemory.fitted({2: 30})
+        PassMemory(fixed_bytes=0.0, micro_batch_bytes=15.0, tried=2)
+        """
+        tried = max(peaks)
+        mean = sum(peaks) / len(peaks)
+        height = sum(peaks.values()) / len(peaks)
+        spread = sum((b - mean) ** 2 for b in peaks)
+        slope = height / mean
+        if spread:
+            slope = sum((b - mean) * (y - height) for b, y in peaks.items()) / spread
+        slope = max(slope, 0.0)
+        return cls(
+            fixed_bytes=max(height - slope * mean, 0.0), micro_batch_bytes=slope, tried=tried
+        )
+
+    def bytes(self, micro_batches: int) -> float:
+        """Of a pass of so many."""
+        return self.fixed_bytes + micro_batches * self.micro_batch_bytes
+
+    def largest(self, room_bytes: float, most: int) -> int:
+        """The largest pass that fits, of `most` at most; at least what was tried.
+
+        >>> PassMemory(fixed_bytes=20.0, micro_batch_bytes=10.0, tried=4).largest(95.0, 100)
+        7
+        """
+        if self.bytes(most) <= room_bytes:
+            return most
+        fits = int((room_bytes - self.fixed_bytes) / self.micro_batch_bytes)
+        return min(most, max(fits, self.tried))
 
 
 def process_bytes(root: Path = Path("/")) -> tuple[int, int]:
@@ -186,7 +295,7 @@ class PassSize:
         self._stepwise, self._notice = stepwise, notice
         self._device, self._reserved_bytes = device, reserved_bytes
         self._before_bytes = self._bytes()[0]  # no pass was computed
-        self._bound = self._proven = most
+        self._bound = self._proven = self._held = most
         self._begun = False
         self._grows = True
         self._refused = 0  # the share for which memory was not at hand
@@ -194,7 +303,7 @@ class PassSize:
     @property
     def now(self) -> int:
         """Micro-batches of a pass, at most."""
-        return min(self.most, self._bound)
+        return min(self.most, self._bound, self._held)
 
     def begin(self, tried: int) -> None:
         """So many have been computed at once: more than that only step by step."""
@@ -202,8 +311,13 @@ class PassSize:
             self._proven = max(tried, self._proven if self._begun else 1)
             self._bound, self._begun = self._proven, True
 
+    def hold(self, largest: int) -> None:
+        """Memory holds no larger pass, as far as was found out: none is larger."""
+        self._held = largest
+
     def resume(self, size: int) -> None:
         """Passes have been this large before the checkpoint: so they are, and round, again."""
+        self._held = max(self._held, size)
         if self._stepwise:
             self._bound = self._proven = size
             self._begun = True
@@ -307,7 +421,7 @@ class Copies:
         return _Sent(there, done)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _Sent:
     batch: Any
     done: torch.cuda.Event

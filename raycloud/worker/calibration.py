@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -13,6 +13,7 @@ from raycloud.errors import TaskError
 from raycloud.order import MicroBatch
 from raycloud.step.compute import failed_pass
 from raycloud.step.contract import RaisedError
+from raycloud.step.device import PassMemory, pass_room_bytes, peak_bytes
 from raycloud.step.forward import Fusing
 from raycloud.step.randomness import global_draws
 
@@ -28,6 +29,10 @@ _Found = TypeVar("_Found")
 _MOST_TRIES = 5
 _ENOUGH_S = 0.5
 _WARM_UP_S = 2.0
+_SOUGHT_S = 20.0  # at most, for the largest pass, where nothing waits for it
+_MOMENTS = 2  # numbers that an optimizer makes of a gradient's, in its first step
+_FEW = 3  # sizes of passes, by which a line is known
+_LEAP = 4  # times as large as what was tried the next one is, at most
 _LEAST_SLOPE = 0.05  # of what one micro-batch takes
 _COMPARED = 4  # micro-batches, or all of a step: of fewer the same number may count by chance
 _HINT = (
@@ -49,6 +54,8 @@ class Calibration:
         self._micro = min(job.micro_batch, samples)  # samples of a micro-batch
         share = min(job.micro_batches // job.elastic.max_workers, samples // self._micro)
         self._usual = max(1, share)  # micro-batches of a share, where shares are equal
+        self.memory: PassMemory | None = None  # of passes, once that is known
+        self.largest = 0  # micro-batches of a pass that memory holds, once that is known
         self._past = 0  # places that nothing can be computed of
         self._largest = 1  # pass
         self._took_s: dict[int, list[float]] = {}  # by micro-batches; the first of each warmed up
@@ -64,7 +71,88 @@ class Calibration:
         most = max(_COMPARED, min(self._usual, _MOST_TRIES + 1))  # `speed` would compute these
         count = min(most, self._job.micro_batches, self._collate.order.samples // self._micro)
         if count > 1 and self._replica.fuse > 1:
+            self.find_memory(most=1)  # so that a first pass of several is none too large
+            count = min(count, self.largest or count)
+        if count > 1 and self._replica.fuse > 1:
             self._despite(count, self._compare)
+
+    def find_memory(self, *, most: int | None = None, thorough: bool = False) -> None:
+        """Find the largest pass that memory holds; a run has no larger ones.
+
+        Passes of one, two and four micro-batches say by their peaks what a larger one takes. None
+        is computed that is not expected to fit, so that on a CPU the system, which nobody can
+        catch, has no reason to end a process. On a GPU one that does not fit ends what is sought.
+
+        Args:
+            most: No larger passes than this; None: what a step may have.
+            thorough: Go on, within 20 s, up to the size that is found, whatever a step has.
+        """
+        replica, began_s = self._replica, self._clock.monotonic_s()
+        every = max(1, self._collate.order.samples // self._micro)
+        limit = 1 if replica.fuse == 1 else min(every, most or replica.fuse)
+        peaks: dict[int, int] = {}
+        room_bytes, budget_s = self._pass_room_bytes(), _SOUGHT_S if thorough else _WARM_UP_S
+        if self._largest == 1:  # the first pass of all takes what later ones find there
+            self._take_peak(1, {})
+        size, before = 1, 0
+        while size > before:
+            self._take_peak(size, peaks)
+            if size not in peaks:  # nothing tells, or memory ran out
+                break
+            self.memory = PassMemory.fitted(peaks)
+            self.largest = max(self._largest, self.memory.largest(room_bytes, every))
+            if not thorough and (self.largest >= limit or len(peaks) == _FEW):
+                break
+            leap = 2 if len(peaks) < _FEW else _LEAP
+            goal = self.largest if thorough and limit > 1 else min(limit, self.largest)
+            took_s = self._clock.monotonic_s() - began_s
+            size, before = min(leap * size, goal), size
+            if took_s * (1 + size / sum(peaks)) > budget_s:
+                break
+        if self.largest and most is None:
+            self._hold(self.largest)
+
+    def passes(self) -> dict[str, Any]:
+        """What a member tells of its passes' memory: see `MemberReady`."""
+        if not self.largest or self.memory is None:
+            return {}
+        return {
+            "pass_samples": self.largest * self._micro,
+            "pass_tried": self.memory.tried * self._micro,
+            "sample_bytes": round(self.memory.micro_batch_bytes / self._micro),
+        }
+
+    def _hold(self, largest: int) -> None:
+        replica, memory = self._replica, self.memory
+        if largest < replica.fuse and memory is not None:
+            what = f"memory holds passes of at most {largest} micro-batches: "
+            what += "none is larger, and a larger share is computed in several"
+            told = {"was": replica.fuse, "micro_batch_bytes": round(memory.micro_batch_bytes)}
+            replica.notice(what, told)
+        replica.forward.size.hold(largest)
+
+    def _pass_room_bytes(self) -> int:
+        """Without what the optimizer is going to take in its first step."""
+        replica, reserved = self._replica, self._job.resources.worker.memory_bytes
+        device = next(replica.model.parameters()).device
+        state = getattr(replica.optimizer, "state", None)
+        coming = 0 if state else _MOMENTS * replica.trained.bytes
+        return max(0, pass_room_bytes(device, reserved) - coming)
+
+    def _take_peak(self, size: int, peaks: dict[int, int]) -> None:
+        """Add the bytes of a pass of so many, if they are told and it can be computed."""
+        device = next(self._replica.model.parameters()).device
+        group = self._places(size)
+        try:
+            found = peak_bytes(device, lambda: self._timed(group, size, watched=False))
+        except RaisedError as error:
+            trouble = failed_pass(tuple(group), error)
+            self._replica.discard()
+            if trouble.memory and peaks:
+                self.largest = max(peaks)  # the limit itself
+            return  # what else there is `speed` meets, and says
+        if found is not None:
+            peaks[size] = max(found, 1)
 
     def _compare(self, group: list[MicroBatch], size: int) -> None:
         replica, collate = self._replica, self._collate

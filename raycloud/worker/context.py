@@ -46,7 +46,7 @@ class MemberConfig:
     nobody is left who has it, all are going to load the checkpoint of step `back` together.
     `price_per_hour` is what this node is labelled to cost. `speed` are the
     seconds of T(b), as in `MemberReady`, of the member whose place it has taken; None: it has to
-    find out its own.
+    find out its own. One that `plans` looks longer for the largest pass that memory holds.
     """
 
     task: type[Task] | TaskCode  # first: what follows may be of its modules
@@ -70,6 +70,7 @@ class MemberConfig:
     back: int | None = None
     speed: tuple[float, float] | None = None
     role: str = "worker"
+    plans: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -193,6 +193,7 @@ class Worker:
         replica, trial, joins = self._replica, self._trial(), self._config.joins
         if not joins or self._config.back is not None:  # nobody has the state: nobody else knows
             trial.compare()
+            trial.find_memory(thorough=self._config.plans)
         if (speed := self._config.speed) is None:
             speed = trial.joining_speed() if joins else trial.speed()
         elif joins:
@@ -212,7 +213,7 @@ class Worker:
                     hint="give Splits.held_out",
                 )
         trial.end()
-        self._ready = self._described(*speed)
+        self._ready = replace(self._described(*speed), **trial.passes())
         self._report(self._ready)
         if names := replica.statistics.changing:
             self._notice("buffers averaged over replicas, not exact", buffers=list(names))

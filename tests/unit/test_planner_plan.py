@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from raycloud.errors import PlacementError, RunDirectoryError, SpecError
-from raycloud.planner.cost import Profile, exposed_seconds
+from raycloud.planner.cost import LargestPass, Profile, exposed_seconds
 from raycloud.planner.inventory import ZONE_LABEL, Inventory, Node
 from raycloud.planner.plan import Plan, from_json, make
 from raycloud.planner.speed import Speed
@@ -99,6 +100,15 @@ def golden_plan() -> Plan:
     slow = Speed(fixed_s=0.5, micro_batch_s=0.5, max_micro_batches=4)
     measured = profile(FAST, slow, link_bytes_per_s=float(2**26), overhead_s=0.125)
     return make(job(), TWO_NODES, measured)
+
+
+def test_what_memory_holds_is_told_where_it_is_known() -> None:
+    made = replace(golden_plan(), largest=LargestPass(samples=96, tried=64, sample_bytes=1000))
+    assert from_json(made.to_json()) == made
+    rows = {row["quantity"]: row for row in made.prediction_rows()}
+    assert rows["pass_samples"]["value"] == 96
+    assert "foretold from passes of up to 64" in rows["pass_samples"]["note"]
+    assert "pass_samples" not in {row["quantity"] for row in golden_plan().prediction_rows()}
 
 
 def test_the_file_is_as_it_always_was() -> None:

@@ -22,6 +22,7 @@ from raycloud.order import Layout, Order
 from raycloud.step.collate import Collate
 from raycloud.step.replica import Replica
 from raycloud.task import Splits, Task
+from raycloud.worker import calibration
 from raycloud.worker.calibration import Calibration
 from raycloud.worker.context import MemberConfig
 from raycloud.worker.member import Member
@@ -465,3 +466,69 @@ def test_the_part_of_the_last_checkpoint_is_told_before_the_failure_that_follows
     assert kinds.index(PartWritten) < kinds.index(MemberFailed)
     [part] = member.of(PartWritten)
     assert part.step == 5
+
+
+# ---- the largest pass that memory holds
+
+MB = 2**20
+
+
+class Large(NetTask):
+    """Each sample takes four megabytes while it is computed; it notes how many are at once."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(dropout=0.0, branch=False, **given)
+        self.most = 0
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        self.most = max(self.most, len(batch[1]))
+        wide = super().loss(model, batch) * torch.ones(len(batch[1]), MB)  # kept for backward
+        return (wide * wide).sqrt().mean()
+
+
+@pytest.mark.parametrize("held", [2.7, 1.4])
+def test_no_pass_is_larger_than_memory_holds(held: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = {"bytes": 10_000 * MB}
+    monkeypatch.setattr(calibration, "pass_room_bytes", lambda *_: room["bytes"])
+    task = Large()
+    told: list[str] = []
+    made = trial(task, task.data(None).train, Order(samples=64, seed=1))
+    made.find_memory()
+    assert made.memory is not None
+    room["bytes"], task.most = int(held * made.memory.micro_batch_bytes), 0
+    made = trial(task, task.data(None).train, Order(samples=64, seed=1))
+    made._replica.notice = lambda what, _: told.append(what)
+    made.compare()
+    made.find_memory()
+    assert 1 <= made.largest <= 3  # of a share of four; the system's pages are no exact measure
+    made.end()
+    made.speed()
+    assert task.most <= 2 * made.largest  # and none larger was computed to find it
+    assert made.passes()["pass_samples"] == 2 * made.largest
+    assert f"memory holds passes of at most {made.largest} micro-batches" in told[-1]
+
+
+def test_what_a_sample_takes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "pass_room_bytes", lambda *_: 600 * MB)
+    task = Large()
+    made = trial(task, task.data(None).train, Order(samples=64, seed=1), fuse=8)
+    made.compare()
+    made.find_memory(thorough=True)
+    passes = made.passes()
+    # Of its four megabytes autograd keeps three tensors, and makes others on the way back.
+    assert 12 * MB < passes["sample_bytes"] < 32 * MB
+    assert 8 < passes["pass_tried"] <= passes["pass_samples"]  # more than a step has
+    assert passes["pass_samples"] * passes["sample_bytes"] < 660 * MB
+    assert task.most == passes["pass_tried"]
+
+
+def test_a_resumed_run_has_passes_as_large_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "pass_room_bytes", lambda *_: 0)
+    task = Large()
+    made = trial(task, task.data(None).train, Order(samples=64, seed=1))
+    made.find_memory()
+    made.end()
+    size = made._replica.forward.size
+    assert size.now == 1
+    size.resume(4)
+    assert size.now == 4
