@@ -189,11 +189,14 @@ class Job(Section):
     """Samples per step, over all workers together."""
     base_batch: int | None = Field(default=None, ge=1)
     """The `global_batch` for which the task's learning rates are right. null: that of this job."""
-    rate_scaling: Literal["none", "linear", "sqrt"] = "none"
+    rate_scaling: Literal["none", "linear", "sqrt", "adascale"] = "none"
     """How the optimizer's rates follow where `global_batch` is another one. linear: times the
     ratio, for SGD (Goyal et al., 2017). sqrt: times its root, for Adam and its like (Malladi et
     al., 2022). none: not at all. Schedules begin with the rate that this gives (one that names
-    rates itself, as OneCycleLR, sets its own); a warm-up has as many steps as before."""
+    rates itself, as OneCycleLR, sets its own); a warm-up has as many steps as before. adascale: by
+    a gain of 1 up to the ratio, as the noise of the gradients says, step by step (Johnson et al.,
+    2020), for SGD. The schedule, its warm-up too, then counts steps of `base_batch`: an update
+    moves it by the gain, up to the end of `steps`; later updates keep its last rate."""
     micro_batch: int = Field(default=4, ge=1)
     """Samples per micro-batch, the smallest piece of a step that a worker takes: its random state
     and its BatchNorm statistics are its own."""
@@ -268,15 +271,19 @@ class Job(Section):
 
     @property
     def rate_factor(self) -> float:
-        """By what the optimizer's learning rates are multiplied.
+        """By what the optimizer's learning rates are multiplied from the start.
 
         >>> job = Job(task="a:B", steps=1, global_batch=64, base_batch=16, rate_scaling="sqrt")
         >>> job.rate_factor
         2.0
         """
-        ratio = self.global_batch / (self.base_batch or self.global_batch)
-        powers = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
-        return float(ratio ** powers[self.rate_scaling])
+        powers = {"sqrt": 0.5, "linear": 1.0}
+        return float(self.batch_ratio ** powers.get(self.rate_scaling, 0.0))
+
+    @property
+    def batch_ratio(self) -> float:
+        """`global_batch`, over that for which the task's rates are right."""
+        return self.global_batch / (self.base_batch or self.global_batch)
 
     @property
     def most_workers(self) -> int:

@@ -195,6 +195,39 @@ def _read_in_rounds(period: Any, every_steps: object) -> Broken | None:
     )
 
 
+def _adascale(
+    scaling: str, global_batch: int, base_batch: int | None, min_workers: int
+) -> Broken | None:
+    if scaling != "adascale":
+        return None
+    if base_batch is None:
+        return "is by how much global_batch is larger than base_batch", "write base_batch, too"
+    if global_batch < base_batch:
+        problem = f"is for larger batches: global_batch = {global_batch} is below base_batch = "
+        return f"{problem}{base_batch}", "write linear or sqrt"
+    if min_workers < 2:  # noqa: PLR2004 - of one nothing differs
+        problem = "goes by what the gradients of several workers differ by, and elastic.min_workers"
+        return f"{problem} = {min_workers}", "write elastic.min_workers 2 or more"
+    return None
+
+
+def _adascale_exchanges(
+    scaling: str, period: object, codec: object, topology: object
+) -> Broken | None:
+    if scaling != "adascale":
+        return None
+    for field, value, wanted in (("period", period, 1), ("codec", codec, "none")):
+        if value != wanted:
+            problem = f"measures the gradients of each step as they are, not with sync.{field} = "
+            return f"{problem}{value}", f"write sync.{field} {wanted}, or sqrt or linear"
+    if topology == "servers":
+        return (
+            "goes by steps that all workers take together, which sync.topology servers has not",
+            ("write another topology, or sqrt or linear"),
+        )
+    return None
+
+
 _RANGE = ("elastic.min_workers", "elastic.max_workers")
 _BATCHES = ("global_batch", "micro_batch")
 RULES: tuple[Rule, ...] = (
@@ -205,6 +238,18 @@ RULES: tuple[Rule, ...] = (
         ("elastic.min_workers", "elastic.shares", *_BATCHES),
         "Unless shares are a list, `elastic.min_workers` is at most `global_batch / micro_batch`.",
         _busy,
+    ),
+    Rule(
+        ("rate_scaling", "global_batch", "base_batch", "elastic.min_workers"),
+        "With `rate_scaling` adascale, `base_batch` is set, and `global_batch` is no less, and "
+        "`elastic.min_workers` is at least 2.",
+        _adascale,
+    ),
+    Rule(
+        ("rate_scaling", "sync.period", "sync.codec", "sync.topology"),
+        "With `rate_scaling` adascale, `sync.period` is 1, `sync.codec` none, and `sync.topology` "
+        "not servers.",
+        _adascale_exchanges,
     ),
     Rule(
         ("elastic.shares", *_RANGE, *_BATCHES),

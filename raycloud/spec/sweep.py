@@ -152,7 +152,7 @@ class Sweep(Section):
     between two measurements."""
     generation_steps: int | None = Field(default=None, ge=1)
     """Of `pbt`: steps of a generation. null: as many as between two measurements."""
-    rate_scaling: Literal["none", "linear", "sqrt"] = "sqrt"
+    rate_scaling: Literal["none", "linear", "sqrt", "adascale"] = "sqrt"
     """The job's `rate_scaling` in trials of another `global_batch` than the job's, where the job
     names no `base_batch` itself."""
     trials: int = Field(default=16, ge=1)

@@ -25,6 +25,7 @@ import torch
 
 from raycloud.errors import TaskError, TransportError
 from raycloud.order import stream_seed
+from raycloud.step.adascale import AdaScale
 from raycloud.step.asynchronous import Asynchronous
 from raycloud.step.contract import (
     call,
@@ -82,6 +83,8 @@ class Replica:
         history: The part that is what did not count.
         residual: The part that is what encoding has lost; None: nothing is encoded.
         tables: The part that is rows on servers; None: the model has no `Embedding`.
+        adascale: The part that sets the rates of a larger batch as it goes; None: nothing does.
+        update: What moves the parameters.
         rounds: The part that makes one update of the members' own in a round; None: there are none.
         backing: Whom it backs up in this generation, and who backs it up; None: nobody.
         following: It has no state yet, and keeps what it would commit; None: it has.
@@ -127,6 +130,7 @@ class Replica:
             strategy=strategy_of(job.sync_point),
             clock=clock,
             sparse=sparse_parameters(self.model),
+            measured=job.rate_scaling == "adascale",
         )
         self.notice: Callable[[str, Mapping[str, Any]], None] = lambda *_: None
         self.statistics, self.history = RunningStatistics(self.model), History()
@@ -134,8 +138,11 @@ class Replica:
         self.forward.gradients = self.gradients
         self.following: CatchingUp | None = None
         self.rounds, self.trains = self._trained_by(job)
-        self.residual = ResidualPart.of(self.gradients, self._seat)
-        self.tables = Tables.of(self.model, job, self._seat)
+        self.residual, self.tables = (
+            ResidualPart.of(self.gradients, self._seat),
+            Tables.of(self.model, job, self._seat),
+        )
+        self.adascale = self._scaled_by(job)
         self.state = ReplicaState((*self._own_parts(), *(make(self) for make in PARTS)))
         self.statistics.notice = self._tell
         self._transport: Transport | None = None
@@ -151,12 +158,36 @@ class Replica:
     def _own_parts(self) -> Iterable[Stateful]:
         given = Hyperparameters(self.optimizer, self.scheduler)
         more = filter(None, [self.residual, self.rounds, self.tables])
-        return self.statistics, self.trains, given, self.history, *more
+        before = filter(None, [self.adascale])
+        return self.statistics, *before, self.trains, given, self.history, *more
+
+    def _scaled_by(self, job: Job) -> AdaScale | None:
+        """What sets the rates of a larger batch as it goes; None: nothing does.
+
+        `TaskError`: some gradients do not travel as one, so that their noise is not known.
+        """
+        if job.rate_scaling != "adascale":
+            return None
+        if self.tables is not None or self.gradients.sparse_bytes:
+            raise TaskError(
+                "rate_scaling adascale measures the noise of gradients that all travel as one, and "
+                "this model has rows of embeddings that travel apart",
+                hint="write rate_scaling sqrt or linear, or use nn.Embedding without sparse=True",
+            )
+        return AdaScale(
+            job.batch_ratio,
+            job.micro_batches,
+            self.steps,
+            measured=lambda: self.gradients.measured,
+            update=self.update,
+            notice=self._tell,
+        )
 
     def _trained_by(self, job: Job) -> tuple[Rounds | None, ModelState]:
         """The part that is model, optimizer and schedule, and what moves them if it does not."""
         stepped = None if self.by_measured else self.scheduler
         update = Update(self.trained, stepped, self.forward.randomness, job.seed, self._tell)
+        self.update = update
         trains = ModelState(self.model, self.optimizer, self.scheduler, update)
         first, most = job.first_period, job.most_period
         adapts = first < most and not has_modes(self.optimizer)
@@ -211,8 +242,8 @@ class Replica:
 
     @property
     def learning_rate(self) -> float:
-        """Of the first parameter group."""
-        return float(self.optimizer.param_groups[0]["lr"])
+        """Of the first parameter group, with the newest gain of AdaScale's."""
+        return float(self.optimizer.param_groups[0]["lr"]) * self.update.factor
 
     @property
     def period(self) -> int:
@@ -260,7 +291,8 @@ class Replica:
                 if not self.tables.fold():
                     self.forward.loss.fill_(math.nan)
                 self.tables.push()
-            self.gradients.send(behind=behind, astray=self._astray(), late=late)
+            weight = 0.0 if self.kept is None else self.kept.weight
+            self.gradients.send(behind=behind, astray=self._astray(), late=late, weight=weight)
 
     def exchange_anew(self, scale: float, *, behind: bool) -> None:
         """All know what is skipped: exchange once more what all have computed."""

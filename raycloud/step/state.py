@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -432,6 +433,8 @@ class Update:
     Attributes:
         others: Tensors by name that are watched: a step should leave them alone.
         moves: The first of them that one has changed; empty: none.
+        factor: By what rates are multiplied for an update, and for it alone.
+        schedule_steps: Of the schedule, after it.
     """
 
     def __init__(
@@ -447,6 +450,22 @@ class Update:
         self._draws = True  # from numpy's or Python's generator; or none was made yet
         self.others: Sequence[tuple[str, torch.Tensor]] = ()
         self.moves = ""
+        self.factor, self.schedule_steps = 1.0, 1
+
+    @contextmanager
+    def _scaled(self) -> Iterator[None]:
+        """Meanwhile rates are multiplied by the factor."""
+        groups = [g for g in self._trained.optimizer.param_groups if "lr" in g]
+        rates = [group["lr"] for group in groups]
+        if self.factor != 1.0:
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate * self.factor
+        try:
+            yield
+        finally:
+            if self.factor != 1.0:
+                for group, rate in zip(groups, rates, strict=True):
+                    group["lr"] = rate
 
     def apply(self, step: int, *, schedules: bool = True) -> None:
         """Move the parameters; `TaskError`: the task's code raised, or others are trained.
@@ -459,12 +478,14 @@ class Update:
         before = others_state()
         try:
             versions = [t._version for _, t in self.others]  # noqa: SLF001 - has no public name
-            call("Task.optimizer", self._trained.optimizer.step)
+            with self._scaled():
+                call("Task.optimizer", self._trained.optimizer.step)
             for (name, tensor), version in zip(self.others, versions, strict=True):
                 if tensor._version != version:  # noqa: SLF001 - likewise
                     self.moves = self.moves or name
             if self.scheduler is not None and schedules:
-                call("Task.scheduler", self.scheduler.step)
+                for _ in range(self.schedule_steps):
+                    call("Task.scheduler", self.scheduler.step)
             self._draws = others_state() != before
         finally:
             randomness.release()

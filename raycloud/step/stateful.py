@@ -27,6 +27,7 @@ _WHOLE = ("model", "optimizer", "held")  # how whole names of tensors begin
 _MAY_GO = (
     "residual",
     "outer",
+    "adascale",
 )  # a run that has no such part goes on without what a checkpoint has of it
 _HINT = "resume with the task and the version of raycloud that the run was started with"
 

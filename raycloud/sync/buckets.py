@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 _FLAGS = 3  # numbers, before those of parameters
+_MEASURES = 2  # numbers, after those
 _HELD = 4  # memories of a bucket that take turns, at most
 
 
@@ -61,12 +62,16 @@ class Flags:
     """What members tell each other with the last gradients of a step: summed, never compressed.
 
     `message` is what travels: the three, then a number for each parameter, in the order of
-    `buckets`.
+    `buckets`; and last, of gradients that are `measured`, two more; all are doubles then.
     """
 
-    def __init__(self, buckets: Sequence[Bucket], device: torch.device) -> None:
+    def __init__(
+        self, buckets: Sequence[Bucket], device: torch.device, *, measured: bool = False
+    ) -> None:
         self._counts = [len(bucket.parameters) for bucket in buckets]
-        self.message = torch.zeros(_FLAGS + sum(self._counts), device=device)
+        size, self._measured = _FLAGS + sum(self._counts), measured
+        dtype = torch.float64 if measured else torch.float32
+        self.message = torch.zeros(size + _MEASURES * measured, dtype=dtype, device=device)
 
     @property
     def bytes(self) -> int:
@@ -84,6 +89,7 @@ class Flags:
         astray: torch.Tensor | float,
         late: bool,
         used: Sequence[bool],
+        measured: tuple[torch.Tensor | float, float] = (0.0, 0.0),
     ) -> None:
         """Write this member's.
 
@@ -93,13 +99,25 @@ class Flags:
             late: It has told that it takes far longer than usual.
             used: Each parameter that was. The sum tells a gradient of zero from none at all, so
                 that an optimizer skips those that it skips in a single process.
+            measured: Of gradients that are: w_i |g_i|^2, and 1 where it has a part of the step.
         """
         known = 0.0 if isinstance(astray, torch.Tensor) else astray
         told = [float(behind), known, float(late), *map(float, used)]
+        told += [0.0, measured[1]] if self._measured else []
         # A GPU would be waited for, also to write a number into a place.
         self.message.copy_(torch.tensor(told), non_blocking=True)
         if isinstance(astray, torch.Tensor):
             self.message[1] = astray
+        if self._measured:
+            self.message[-_MEASURES] = measured[0]
+
+    def measured(self, numbers: Sequence[float]) -> tuple[float, float] | None:
+        """The last two of such sums; None: gradients are not measured."""
+        return (numbers[-2], numbers[-1]) if self._measured else None
+
+    def keep(self, measured: tuple[float, float]) -> None:
+        """Have these in place of the last two: who commits the step later finds them there."""
+        self.message[-_MEASURES:] = torch.tensor(measured, dtype=self.message.dtype)
 
     def read(self, numbers: Sequence[float]) -> tuple[bool, bool, bool, list[Sequence[float]]]:
         """`behind`, `astray` and `late` of any, and by bucket what was used, of such sums."""

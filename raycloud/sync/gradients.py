@@ -28,6 +28,9 @@ Gradients = tuple[torch.Tensor | None, ...]  # one a parameter; None: it was not
 _LOOKED_AT = 8  # one exchange in so many is looked at for the noise of gradients
 
 
+_PAIR = 2  # members: fewer do not differ
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exchanged:
     """What an exchange brought.
@@ -78,11 +81,14 @@ class GradientExchange:
         strategy: SyncStrategy,
         clock: Clock = _CLOCK,
         sparse: Container[int] = (),
+        measured: bool = False,
     ) -> None:
         dense = [(name, p) for name, p in parameters if id(p) not in sparse]
         self._rows = [SparseRows(name, p) for name, p in parameters if id(p) in sparse]
         self.buckets = lay_out(dense, bucket_bytes)
-        self._flags = Flags(self.buckets, parameters[-1][1].device)
+        self._flags = Flags(self.buckets, parameters[-1][1].device, measured=measured)
+        self._measures = measured
+        self.measured: tuple[float, float] | None = None  # see `noise_of`
         self._strategy, self.residual = strategy, strategy.residual
         self._place = {
             parameter: (b, i)
@@ -161,11 +167,16 @@ class GradientExchange:
         self.take()
 
     def send(
-        self, *, behind: bool = True, astray: torch.Tensor | float = 0.0, late: bool = False
+        self,
+        *,
+        behind: bool = True,
+        astray: torch.Tensor | float = 0.0,
+        late: bool = False,
+        weight: float = 0.0,
     ) -> None:
         """The last backward is over: send what it did not fill, or all where none ran; then flags.
 
-        See `Flags.tell` for these.
+        See `Flags.tell` for these; `weight` is that of this member's gradients.
         """
         if self._scale is None:
             raise InternalError("send() before begin()")
@@ -187,6 +198,7 @@ class GradientExchange:
                 astray=1.0 if self._restarted else astray,
                 late=late,
                 used=[p.grad is not None for b in self.buckets for p in b.parameters],
+                measured=self._part(weight) if self._measures else (0.0, 0.0),
             )
             transport = self._transport
             if transport is not None and transport.size > 1:
@@ -211,7 +223,7 @@ class GradientExchange:
         sparse_norm, sparse_sent = self._collect_rows(abandoned)
         for bucket in () if self._nothing else self.buckets:
             self._strategy.finish(bucket)
-        norms, (behind, astray, late, used) = self._read()
+        norms, (behind, astray, late, used), measured = self._read()
         *sent, last = (
             sparse_sent,
             *(0 if self._nothing else self._strategy.bytes_sent(bucket) for bucket in self.buckets),
@@ -227,6 +239,9 @@ class GradientExchange:
             bytes_last=0 if astray else last,
             own=math.nan if astray else self._own_norm(),
         )
+        if measured is not None and not astray:
+            self.measured = noise_of(*measured, exchanged.norm)
+            self._flags.keep(self.measured or (math.nan, math.nan))
         for bucket, any_used in zip(self.buckets, used, strict=True) if not astray else ():
             _install(bucket, any_used, bucket.slots)
         for rows in self._rows if not astray else ():
@@ -251,14 +266,31 @@ class GradientExchange:
             return math.nan
         return float(torch.nn.utils.get_total_norm(own)) * abs(self._sent_scale)
 
-    def _read(self) -> tuple[list[float], tuple[bool, bool, bool, list[Sequence[float]]]]:
+    def _part(self, weight: float) -> tuple[torch.Tensor | float, float]:
+        """w_i |g_i|^2 of this member, where w_i is its part of the step; and 1 if it has one."""
+        scale = self._scale or 0.0
+        part = weight * scale
+        own = [p.grad for p in self._place if p.grad is not None]
+        if part <= 0.0 or not own:
+            return 0.0, 0.0
+        norm = torch.nn.utils.get_total_norm(own).double() * scale
+        return norm * norm / part, 1.0
+
+    def _read(
+        self,
+    ) -> tuple[
+        list[float],
+        tuple[bool, bool, bool, list[Sequence[float]]],
+        tuple[float, float] | None,
+    ]:
         """What arrived that is no gradient: each bucket's norm, and the flags.
 
         All of it in one transfer, however many buckets there are: a GPU stands still meanwhile.
         """
         norms = [torch.linalg.vector_norm(bucket.flat)[None] for bucket in self.buckets]
         told = torch.cat([part.double() for part in (*norms, self._flags.message)]).tolist()
-        return told[: len(norms)], self._flags.read(told[len(norms) :])
+        flags = told[len(norms) :]
+        return told[: len(norms)], self._flags.read(flags), self._flags.measured(flags)
 
     @property
     def under_way(self) -> bool:
@@ -283,7 +315,10 @@ class GradientExchange:
     def install_gradients(self, sums: Sequence[torch.Tensor]) -> None:
         """Make such copies the parameters' `.grad`; an exchange under way is not disturbed."""
         flags, *flats = sums
-        *_, used = self._flags.read(flags.tolist())
+        numbers = flags.tolist()
+        *_, used = self._flags.read(numbers)
+        measured = self._flags.measured(numbers)
+        self.measured = None if measured is None or math.isnan(measured[0]) else measured
         for bucket, any_used, flat in zip(self.buckets, used, flats, strict=True):
             _install(bucket, any_used, bucket.cut(flat.to(bucket.flat.device)))
 
@@ -371,6 +406,32 @@ class GradientExchange:
                 self._works.append(self._strategy.start(bucket))
             except TransportError as error:
                 self._broken = error
+
+
+def noise_of(squares: float, members: float, norm: float) -> tuple[float, float] | None:
+    """The variance v of a step's gradient, and the squared norm |G|^2 of what it is expected to be.
+
+    Members have the parts w_i of a batch, with mean gradients g_i, and g is the mean of all. Then
+
+        v = (sum_i w_i |g_i|^2 - |g|^2) / (N - 1),   |G|^2 = |g|^2 - v
+
+    are right in the mean, for any parts. One of them may come out negative, in one step.
+
+    Args:
+        squares: sum_i w_i |g_i|^2.
+        members: N, that have a part.
+        norm: |g|.
+
+    Returns:
+        Both; None where nothing can be told: of one member, or of what is not finite.
+
+    >>> noise_of(5.0, 2.0, 2.0), noise_of(5.0, 1.0, 2.0)
+    ((1.0, 3.0), None)
+    """
+    if members < _PAIR or not math.isfinite(squares * norm):
+        return None
+    variance = (squares - norm**2) / (members - 1.0)
+    return variance, norm**2 - variance
 
 
 def _install(bucket: Bucket, used: Sequence[float], slots: Sequence[torch.Tensor]) -> None:
