@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ from raycloud.tuning.results import (
     front,
     objectives,
 )
+from raycloud.tuning.rungs import Rungs
 from raycloud.tuning.search import Search, search
 
 if TYPE_CHECKING:
@@ -231,6 +233,8 @@ def _scheduler(context: SweepContext) -> Any:
     """Trials are compared at equal samples: after as many steps a larger batch has seen more."""
     asked, job = context.sweep, context.job
     grace = job.global_batch * (asked.grace_steps or job.evaluate.every_steps or 1)
+    if asked.scheduler == "asha" and len(asked.minimize) > 1:
+        return RungScheduler(asked, Rungs(grace, asked.reduction))
     if asked.scheduler == "asha":
         varied = asked.space.get("global_batch")
         largest = max([job.global_batch, *(varied.samples() if varied else ())])
@@ -509,6 +513,25 @@ class ResultCallback(tune.Callback):
     def on_trial_error(self, *_: Any, **words: Any) -> None:
         """A trial's actor has died."""
         self._searcher.died(words["trial"].config["number"])
+
+
+class RungScheduler(tune.schedulers.FIFOScheduler):
+    """Ends trials that others beat in all of several objectives: see `tuning.rungs`."""
+
+    def __init__(self, asked: Sweep, rungs: Rungs) -> None:
+        super().__init__()
+        self._rungs = rungs
+        self._names = [name for name in asked.minimize if name != "measure"]
+        self._sign = -1.0 if asked.mode == "max" else 1.0
+
+    def on_trial_result(self, _: Any, trial: Any, result: dict[str, Any]) -> str:
+        """A trial has measured."""
+        if not math.isfinite(result["measure"]):
+            return str(self.STOP)
+        costs = (float(result[name] or 0.0) for name in self._names)
+        values = (self._sign * result["measure"], *costs)
+        goes_on = self._rungs.goes_on(trial.trial_id, result["samples"], values)
+        return str(self.CONTINUE if goes_on else self.STOP)
 
 
 class BudgetStopper(tune.Stopper):

@@ -143,7 +143,8 @@ class Sweep(Section):
     stand, with their values a little changed."""
     scheduler: Literal["asha", "median", "none"] = "none"
     """Which trials end early. asha: at each rung, `reduction` times as far as the one before, only
-    the best go on. median: a trial worse than the median of all ends. Trials are compared after as
+    the best go on; with several objectives by the fronts of those that no other beats, in the
+    measure too. median: a trial worse than the median of all ends. Trials are compared after as
     many samples, not steps."""
     reduction: int = Field(default=4, ge=2)
     """Of `asha`: one in so many goes on."""
@@ -175,9 +176,9 @@ class Sweep(Section):
             problem = f"searcher grid has no end: {', '.join(ranges)} is a range"
             raise wrong(problem, "write `choice` there, or another searcher")
         several = len(self.minimize) > 1
-        if several and self.scheduler != "none":
-            problem = f"scheduler {self.scheduler} does not go together with several objectives"
-            raise wrong(problem, "write `scheduler: none`, or one objective")
+        if several and self.scheduler == "median":
+            problem = "scheduler median does not go together with several objectives"
+            raise wrong(problem, "write `scheduler: asha` or `none`, or one objective")
         if self.searcher == "nsga2" and not several:
             raise wrong("searcher nsga2 is for several objectives", "write `searcher: tpe`")
         if self.searcher == "pbt":

@@ -105,7 +105,7 @@ BAD = [
         "cannot change while a model trains",
     ),
     ({"searcher": "bayes"}, "sweep.searcher", "random, grid, tpe"),
-    ({"scheduler": "asha", "minimize": ["seconds", "bytes"]}, "sweep", "several objectives"),
+    ({"scheduler": "median", "minimize": ["seconds", "bytes"]}, "sweep", "several objectives"),
     ({"scheduler": "asha"}, "evaluate.every_steps", "measurements on the way"),
     ({"target": 2.0}, "evaluate.every_steps", "measurements on the way"),
     ({"minimize": ["seconds", "seconds"]}, "sweep", "twice"),

@@ -16,6 +16,7 @@ from raycloud.spec.sweep import Sweep
 from raycloud.tuning.deal import Want, deal
 from raycloud.tuning.population import Population
 from raycloud.tuning.results import Measured, Results, Trial, front, objectives
+from raycloud.tuning.rungs import Rungs
 from raycloud.tuning.search import Grid, Random, search
 
 SPACE: dict[str, Any] = {
@@ -314,3 +315,19 @@ def test_the_last_generation_has_no_forks(tmp_path: Path) -> None:
         stand(results, number, 30, 1.0)
     assert not list(population(results).forks())
     assert population(results).next(()) is None
+
+
+# ---- rungs of several objectives
+
+
+def test_of_several_objectives_those_that_nobody_beats_go_on() -> None:
+    rungs = Rungs(10, 4)
+    front = [(float(n), float(8 - n)) for n in range(8)]
+    assert all(rungs.goes_on(f"f{n}", 10, one) for n, one in enumerate(front))
+    assert not rungs.goes_on("worse", 12, (9.0, 9.0))  # eight are before it, of nine
+    assert not rungs.goes_on("near", 10, (4.0, 4.5))
+    assert rungs.goes_on("best", 10, (-1.0, -1.0))
+    assert rungs.goes_on("early", 9, (99.0, 99.0))
+    assert rungs.goes_on("f0", 39, (99.0, 99.0))  # it has come through
+    assert rungs.goes_on("f0", 40, (1.0, 1.0))
+    assert not rungs.goes_on("f1", 41, (2.0, 1.0))
