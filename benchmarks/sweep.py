@@ -1,6 +1,7 @@
 """Trials that are over at once: what a sweep costs beside what it trains.
 
     python -m benchmarks.sweep --json FILE
+    python -m benchmarks.sweep MODE [--quick]   # what else is measured: see `sweep_modes`
 
 The same ten updates of a line through points, so many times, one after the other, by: raycloud's
 sweep; Ray Train's TorchTrainer inside a trial of Ray Tune's; a plain function in Ray Tune, which
@@ -35,7 +36,9 @@ from ray.tune.integration.ray_train import TuneReportCallback
 from torch import Tensor, nn
 
 import raycloud
+from benchmarks import sweep_modes
 from benchmarks.machine import ROOT, describe
+from benchmarks.sweep_modes import MODES, Asked
 from benchmarks.throughput import turns
 from raycloud import Splits, Task
 
@@ -230,10 +233,26 @@ def _watch(mark: str, most: list[int], over: threading.Event) -> None:
         most[0], most[1] = max(most[0], size), max(most[1], count)
 
 
+def mode(asked: argparse.Namespace) -> int:
+    """Measure a mode, and say whether its floor is kept; what is quick is written only if asked."""
+    how = Asked(quick=asked.quick, seeds=tuple(asked.seeds), data=tuple(asked.data))
+    told = sweep_modes.measured(asked.mode, how)
+    file = asked.json or (None if asked.quick else sweep_modes.RESULTS / f"{asked.mode}.json")
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(told, indent=1) + "\n")
+    print(json.dumps({"summary": told["summary"], "kept": told["kept"]}, indent=1))
+    return 0 if told["kept"] else 1
+
+
 def main() -> int:
     """Race them, print a table, and say whether the floors are kept."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("mode", nargs="?", choices=["overhead", *MODES], default="overhead")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--quick", action="store_true", help="of MODE: only to see that it works")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of MODE")
+    parser.add_argument("--data", type=Path, nargs="+", default=[], help="of noise: Parquet files")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--trials", type=int, default=8)
     parser.add_argument("--one", choices=CONTESTANTS, help=argparse.SUPPRESS)
@@ -241,6 +260,8 @@ def main() -> int:
     if asked.one:
         one(asked.one, asked.trials)
         return 0
+    if asked.mode != "overhead":
+        return mode(asked)
     rows = []
     for repeat, name in turns(tuple(CONTESTANTS), asked.repeats):
         rows.append({"repeat": repeat, **measured(name, asked.trials)})

@@ -519,7 +519,7 @@ class RungScheduler(tune.schedulers.FIFOScheduler):
     """Ends trials that others beat in all of several objectives: see `tuning.rungs`."""
 
     def __init__(self, asked: Sweep, rungs: Rungs) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call] # Ray says no types of it
         self._rungs = rungs
         self._names = [name for name in asked.minimize if name != "measure"]
         self._sign = -1.0 if asked.mode == "max" else 1.0

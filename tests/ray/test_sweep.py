@@ -97,6 +97,7 @@ def test_all_trials_come_to_their_end_on_the_same_seats(tmp_path: Path) -> None:
     best = load_job(found.directory / "best.yaml")
     assert best.global_batch == found.best[0].point["global_batch"]
     assert dump_minimal(best) == dump_minimal(found.job)
+    assert "over_seconds.png" in {path.name for path in (found.directory / "charts").iterdir()}
     assert len(set(pids(runs))) <= CPUS  # a process is the next trial's, too
     prepared = [one for run in runs for one in of_kind(DataPrepared, events(run))]
     train = [one for one in prepared if one.split == "train"]
@@ -120,11 +121,15 @@ def test_settings_that_the_data_does_not_follow_share_a_pipeline(tmp_path: Path)
 
 
 @pytest.mark.full
-def test_trials_end_early_and_their_seats_are_another_s(tmp_path: Path) -> None:
+@pytest.mark.parametrize("minimize", [("measure",), ("measure", "samples")])
+def test_trials_end_early_and_their_seats_are_another_s(
+    minimize: tuple[str, ...], tmp_path: Path
+) -> None:
     found = sweep(
         tiny(80),
         space={"global_batch": {"choice": [8, 16, 32]}, "clip_norm": {"log": [1e-6, 1.0]}},
         scheduler="asha",
+        minimize=minimize,
         reduction=2,
         trials=8,
         seed=1,

@@ -20,6 +20,7 @@ from raycloud.simulate.world import World
 from raycloud.step.state import digest
 from raycloud.sync import period as sync_period
 from raycloud.sync.period import Choice, Seen
+from raycloud.worker import calibration
 from raycloud.worker import period as worker_period
 from tests.scenario.cluster import Story, ThreadCluster
 from tests.scenario.faults import Blow, Faults, script
@@ -197,6 +198,7 @@ class _Run:
             mock.patch.object(state_transfer, "_copy", copy),
             mock.patch.object(state_transfer.Receiver, "take", take),
             mock.patch.object(catch_up, "room_bytes", self._room_bytes),
+            mock.patch.object(calibration, "peak_bytes", lambda _, compute: compute()),  # untold
             mock.patch.object(worker_period, "choose", _in_turns),
             mock.patch.object(worker_period, "_FIRST_LOOK_STEPS", 2),
             mock.patch.multiple(sync_period, _LOOK_STEPS=2, _LOOK_ROUNDS=1),
