@@ -134,6 +134,14 @@ class Paced(Steady):
         return super().batch(samples, rng)
 
 
+class Broad(Paced):
+    """Wide enough that servers sum each of its weights' gradients."""
+
+    def model(self) -> nn.Module:
+        net = nn.Sequential(nn.Linear(6, 1500), nn.Tanh(), nn.Linear(1500, 3))
+        return net.double() if self.double else net
+
+
 class FailingGpu(Steady):
     """One worker, whichever comes first, computes `after` losses, and then its GPU is said to fail.
 

@@ -39,7 +39,7 @@ def gloo_members(size: int, *, meeting_s: float = 20.0) -> Iterator[list[GlooTra
 
 
 class Rounds:
-    """Members tell each other bytes, once each; who waits longer than `most_s` is let go."""
+    """Members tell each other bytes, in rounds; who waits longer than `most_s` is let go."""
 
     def __init__(self, size: int, *, most_s: float = 20.0) -> None:
         self.told: list[bytes] = [b""] * size
@@ -51,9 +51,11 @@ class Rounds:
         self.told[rank] = told
         try:
             self._all.wait(self._most_s)
+            told_by_all = [*self.told]
+            self._all.wait(self._most_s)  # before the next round
         except threading.BrokenBarrierError:
             raise TransportError("a member has left") from None
-        return self.told
+        return told_by_all
 
 
 @contextmanager
@@ -69,7 +71,7 @@ def direct_members(
 
     def come(rank: int) -> DirectTransport:
         tell = partial(rounds.tell, rank)
-        [one] = meet(tell, rank=rank, size=size, address="127.0.0.1", nonce=nonce, make=make)
+        [one] = meet(tell, rank=rank, size=size, address="127.0.0.1", nonce=nonce, makes=[make])
         return one
 
     members = together(partial(come, rank) for rank in range(size))

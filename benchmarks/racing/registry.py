@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # A seventh of the some 200 updates of a race comes before the first round, as `auto` has it.
 ROUNDS = {"codec": "int4", "period": 16, "outer": "nesterov", "warm_steps": 28}
 AUTO = {"codec": "auto", "period": "auto", "topology": "auto", "warm_steps": 28}
+SERVERS = {"topology": "servers", "staleness": 0}
 SSP = {"topology": "servers", "staleness": 3, "codec": "int4", "period": 2}
 ASYNCHRONOUS = {"topology": "servers", "staleness": "unbounded", "codec": "int4", "period": 8}
 
@@ -31,6 +32,8 @@ CONTESTANTS: Mapping[str, Contestant] = {
         Raycloud("raycloud-tree", sync={"codec": "int4", "topology": "tree"}),
         Raycloud("raycloud-rounds", sync=ROUNDS),
         Raycloud("raycloud-auto", sync=AUTO),
+        Raycloud("raycloud-servers", sync=SERVERS, servers=4),
+        Raycloud("raycloud-servers-int4", sync={**SERVERS, "codec": "int4"}, servers=4),
         Raycloud("raycloud-ssp", sync=SSP, servers=4),
         Raycloud("raycloud-asynchronous", sync=ASYNCHRONOUS, servers=4),
         RayTrain("ray-train", elastic=False),

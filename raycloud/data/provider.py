@@ -40,10 +40,10 @@ class Provider(Protocol):
         """
         ...
 
-    def servers(self) -> Sequence[Sequence[Any]]:
+    def servers(self, *, every: bool = True) -> Sequence[Sequence[Any]]:
         """The `net.stream.Place` of each server of each shard; None: it does not answer.
 
-        It waits where a shard has none.
+        It waits where a shard has none; or, unless it is to find `every` one, where all have none.
 
         Raises:
             TransportError: None comes.

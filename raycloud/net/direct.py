@@ -63,7 +63,7 @@ class DirectWork:
         if not self._over.wait(timeout_s):
             return False
         if self._error is not None:
-            raise TransportError(f"an exchange with the other members broke: {self._error}")
+            raise _of_exchange(self._error)
         return True
 
     def finish(self, error: TransportError | None = None) -> None:
@@ -101,6 +101,7 @@ class DirectTransport:
         rank: This member's rank in the generation.
         connections: To each other member, by rank, as `meet` has made them.
         nonce: Of the generation, the same on all members; 32 bits.
+        size: How many members there are; None: those that there are connections to, and this one.
         threads: Where the courier runs.
 
     Attributes:
@@ -114,12 +115,13 @@ class DirectTransport:
         connections: Mapping[int, socket.socket],
         *,
         nonce: int = 0,
+        size: int | None = None,
         threads: Threads = THREADS,
     ) -> None:
-        size = len(connections) + 1
+        size = len(connections) + 1 if size is None else size
         self.rank, self.size, self._nonce, self._threads = rank, size, nonce, threads
         self.bytes_sent, self.courier_s = 0, 0.0
-        self._exchange = DirectExchange(rank, size, self._send)
+        self._exchange = self._made(rank, size)
         self._works: dict[Operation, DirectWork] = {}
         self._asked: deque[DirectWork] = deque()
         self._broken: TransportError | None = None
@@ -134,6 +136,9 @@ class DirectTransport:
             self._selector.register(peer.socket, selectors.EVENT_READ, peer)
         self._courier = threads.thread(self._run, name="courier")
         self._courier.start()
+
+    def _made(self, rank: int, size: int) -> DirectExchange:
+        return DirectExchange(rank, size, self._send)
 
     def all_reduce(self, tensor: torch.Tensor) -> DirectWork:
         """Sum over members, in place."""
@@ -175,7 +180,7 @@ class DirectTransport:
 
     def _begin(self, operation: Operation) -> DirectWork:
         if self._broken is not None:
-            raise TransportError(f"an exchange with the other members broke: {self._broken}")
+            raise _of_exchange(self._broken)
         work = DirectWork(operation, self._threads)
         if self.size == 1 or operation.is_empty:
             work.finish()
@@ -196,18 +201,8 @@ class DirectTransport:
 
     def _run(self) -> None:
         """The courier."""
-        clock, thread = SystemClock(), threading.get_ident()
         try:
-            while self._broken is None:
-                for key, events in self._selector.select():
-                    if key.data is None:
-                        self._answer()
-                        continue
-                    if events & selectors.EVENT_READ:
-                        self._read(key.data)
-                    if events & selectors.EVENT_WRITE:
-                        self._write(key.data)
-                self.courier_s = clock.thread_cpu_s(thread)
+            self._carry()
         except TransportError as error:
             self._broken = self._broken or error
         except Exception as error:  # noqa: BLE001 - the last line before the thread's end
@@ -222,6 +217,19 @@ class DirectTransport:
         for work in self._works.values():
             work.finish(self._broken)
 
+    def _carry(self) -> None:
+        clock, thread = SystemClock(), threading.get_ident()
+        while self._broken is None:
+            for key, events in self._selector.select():
+                if key.data is None:
+                    self._answer()
+                    continue
+                if events & selectors.EVENT_READ:
+                    self._read(key.data)
+                if events & selectors.EVENT_WRITE:
+                    self._write(key.data)
+            self.courier_s = clock.thread_cpu_s(thread)
+
     def _answer(self) -> None:
         with contextlib.suppress(BlockingIOError):
             self._ear.recv(64)
@@ -229,9 +237,15 @@ class DirectTransport:
             work = self._asked.popleft()
             self._works[work.operation] = work
             self._finish(self._exchange.start(work.operation))
-            for peer in self._peers.values():
-                if peer.ended and self._exchange.awaits(peer.rank):
-                    raise TransportError(f"the connection to rank {peer.rank} was closed")
+            self._check_ended()
+
+    def _check_ended(self) -> None:
+        for peer in self._peers.values():
+            if peer.ended and self._exchange.awaits(peer.rank):
+                raise self._lost(peer.rank, "was closed")
+
+    def _lost(self, rank: int, how: str) -> TransportError:
+        return TransportError(f"the connection to rank {rank} {how}")
 
     def _finish(self, over: Iterable[Operation]) -> None:
         for operation in over:
@@ -242,7 +256,7 @@ class DirectTransport:
         frame = Frame(phase, number, len(octets), zlib.crc32(octets))
         peer = self._peers[rank]
         if peer.ended:
-            raise TransportError(f"the connection to rank {rank} was closed")
+            raise self._lost(rank, "was closed")
         idle = not peer.outgoing
         peer.outgoing += [
             (memoryview(frame.pack(self._nonce)), None),
@@ -261,7 +275,7 @@ class DirectTransport:
             except BlockingIOError:
                 return
             except OSError as error:
-                raise _broke(peer, error) from error
+                raise self._lost(peer.rank, f"broke: {error}") from error
             while peer.outgoing and left >= len(peer.outgoing[0][0]):
                 part, number = peer.outgoing.popleft()
                 left -= len(part)
@@ -281,7 +295,7 @@ class DirectTransport:
                 peer.wait_for_more()
                 return
             except OSError as error:
-                raise _broke(peer, error) from error
+                raise self._lost(peer.rank, f"broke: {error}") from error
             if not got:
                 self._end(peer)
                 return
@@ -294,7 +308,7 @@ class DirectTransport:
     def _end(self, peer: _Peer) -> None:
         """A peer has closed its end: nothing is lost where nothing more is to come from it."""
         if peer.at or peer.frame is not None or peer.outgoing or self._exchange.awaits(peer.rank):
-            raise TransportError(f"the connection to rank {peer.rank} was closed")
+            raise self._lost(peer.rank, "was closed")
         peer.ended = True
         self._selector.unregister(peer.socket)
 
@@ -309,8 +323,12 @@ class DirectTransport:
             self._finish(self._exchange.receive(peer.rank, frame, peer.payload))
 
 
-def _broke(peer: _Peer, error: OSError) -> TransportError:
-    return TransportError(f"the connection to rank {peer.rank} broke: {error}")
+def _of_exchange(error: TransportError) -> TransportError:
+    return type(error)(f"an exchange with the other members broke: {error}")
+
+
+Make = Callable[..., DirectTransport]
+"""Makes a transport of a rank, and connections by rank; it is told `nonce` and `threads`."""
 
 
 def meet(  # noqa: PLR0913 - what identifies a member, and where it lives
@@ -320,12 +338,11 @@ def meet(  # noqa: PLR0913 - what identifies a member, and where it lives
     size: int,
     address: str,
     nonce: int = 0,
-    count: int = 1,
-    make: Callable[..., DirectTransport] = DirectTransport,
+    makes: Sequence[Make] = (DirectTransport,),
     threads: Threads = THREADS,
     sockets: Sockets = SOCKETS,
 ) -> list[DirectTransport]:
-    """Meet the other members: `count` transports, each of them over connections of its own.
+    """Meet the other members: transports, each of them over connections of its own.
 
     Args:
         tell: Gives the others some bytes; returns those of all, by rank, once all have told.
@@ -333,15 +350,14 @@ def meet(  # noqa: PLR0913 - what identifies a member, and where it lives
         size: Number of members.
         address: The network address of this node that peers can reach.
         nonce: Of the generation, the same on all members; 32 bits.
-        count: How many.
-        make: Makes one of its connections.
+        makes: What makes each of them of its connections.
         threads: Where couriers run.
         sockets: What connects.
 
     Raises:
         TransportError: A member does not come, or cannot be reached.
     """
-    doors = [_Door(address, size - 1 - rank, threads, sockets) for _ in range(count)]
+    doors = [_Door(address, size - 1 - rank, threads, sockets) for _ in makes]
     try:
         own = [[door.place.address, door.place.port, door.place.key] for door in doors]
         told = [json.loads(one) for one in tell(json.dumps(own).encode())] if size > 1 else []
@@ -356,7 +372,10 @@ def meet(  # noqa: PLR0913 - what identifies a member, and where it lives
         if isinstance(error, TransportError):
             raise TransportError(f"rank {rank} could not meet the others: {error}") from error
         raise
-    return [make(rank, door.found, nonce=nonce, threads=threads) for door in doors]
+    return [
+        make(rank, door.found, nonce=nonce, threads=threads)
+        for make, door in zip(makes, doors, strict=True)
+    ]
 
 
 class _Door:

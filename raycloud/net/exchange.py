@@ -31,6 +31,7 @@ HEADER = struct.Struct(">2sBBIIII")  # name, format, phase, nonce, operation, by
 _NAME = b"rf"
 WHOLE_BYTES = 2**13  # a message of at most so many goes whole to all
 _EARLY_BYTES = 2**31  # may wait here for operations that have not been started
+PLAIN = "plain "  # before a type, the name of what does not encode
 ALIGNED = 256  # values: parts begin at multiples, so that no block of a codec is cut
 
 
@@ -40,6 +41,8 @@ class Phase(IntEnum):
     PART = 0  # the sender's part of what the receiver owns
     SUM = 1  # the sum of what the sender owns
     WHOLE = 2  # the sender's whole message
+    OPEN = 3  # to a server: what the operation is of
+    LEFT = 4  # from a server: what encoding the sum has lost
 
 
 class Frame(NamedTuple):
@@ -80,23 +83,23 @@ class Plain:
     """Values of any type as they are."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
+        self.dtype, self.name = dtype, f"{PLAIN}{str(dtype).removeprefix('torch.')}"
 
     def bound(self, count: int) -> int:
         """See `Coding.bound`."""
-        return count * self._dtype.itemsize
+        return count * self.dtype.itemsize
 
     def encode(self, values: torch.Tensor, codes: torch.Tensor) -> None:
         """See `Coding.encode`."""
-        codes.view(self._dtype).copy_(values)
+        codes.view(self.dtype).copy_(values)
 
     def add(self, codes: torch.Tensor, to: torch.Tensor) -> None:
         """See `Coding.add`."""
-        to.add_(codes.to(to.device).view(self._dtype))
+        to.add_(codes.to(to.device).view(self.dtype))
 
     def subtract(self, codes: torch.Tensor, from_: torch.Tensor) -> None:
         """See `Coding.subtract`."""
-        from_.sub_(codes.to(from_.device).view(self._dtype))
+        from_.sub_(codes.to(from_.device).view(self.dtype))
 
 
 class Pool:
@@ -341,9 +344,12 @@ class DirectExchange:
 
     def start(self, operation: Operation) -> list[Operation]:
         """Begin the next one; returns those that are over by it."""
-        operation.number = self._started
         self._started += 1
-        self._open[operation.number] = operation
+        return self._begin(operation, self._started - 1)
+
+    def _begin(self, operation: Operation, number: int) -> list[Operation]:
+        operation.number = number
+        self._open[number] = operation
         operation.start(self)
         for rank, phase in tuple(operation.waits_for):
             payload = self._early.pop((operation.number, rank, phase), None)
@@ -376,8 +382,7 @@ class DirectExchange:
         Raises:
             TransportError: It is not what was sent.
         """
-        if zlib.crc32(octets_of(payload)) != frame.check:
-            raise TransportError(f"a frame from rank {rank} was damaged on its way: {frame}")
+        self._check(rank, frame, payload)
         operation = self._open.get(frame.operation)
         if operation is None:
             self._early[frame.operation, rank, frame.phase] = payload
@@ -385,6 +390,10 @@ class DirectExchange:
             return []
         self._take(operation, rank, frame.phase, payload)
         return self._if_over(operation)
+
+    def _check(self, rank: int, frame: Frame, payload: torch.Tensor) -> None:
+        if zlib.crc32(octets_of(payload)) != frame.check:
+            raise TransportError(f"a frame from rank {rank} was damaged on its way: {frame}")
 
     def awaits(self, rank: int) -> bool:
         """Whether a frame is to come from there."""

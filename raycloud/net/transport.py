@@ -68,6 +68,11 @@ class Transport(Protocol):
 class Coding(Protocol):
     """What encodes parts of a message; `sync.codecs.Codec` is one. Values are fp32."""
 
+    @property
+    def name(self) -> str:
+        """By which others know it."""
+        ...
+
     def bound(self, count: int) -> int:
         """Bytes of the code of `count` values."""
         ...

@@ -23,7 +23,7 @@ from raycloud.data.index import HELD_OUT, TRAIN
 from raycloud.data.provider import Provided
 from raycloud.errors import InternalError, MachineError, RaycloudError
 from raycloud.events import Noticed
-from raycloud.step.servers import LostServerError
+from raycloud.net.served import LostServerError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -95,17 +95,18 @@ class RayProvider:
         self._notices: list[Noticed] = []
         self._train: dict[int, BlockSamples] = {}
 
-    def servers(self) -> list[list[Place | None]]:
+    def servers(self, *, every: bool = True) -> list[list[Place | None]]:
         """See `Provider.servers`."""
         clock = SystemClock()
         until_s = clock.monotonic_s() + _SERVER_STARTS_S
         while True:
             asked = [[_asked_place(name) for name in names] for names in self._config.servers]
             found = [[_place(one) for one in shard] for shard in asked]
-            if all(any(shard) for shard in found):
+            there = [any(shard) for shard in found]
+            if all(there) if every else any(there):
                 return found
             if clock.monotonic_s() >= until_s:
-                raise LostServerError("no server of a shard of tables is there")
+                raise LostServerError("no server of a shard is there")
             Event().wait(_ANSWERS_S)
 
     def provide(self, task: Task, splits: Splits) -> Provided:

@@ -1,4 +1,4 @@
-"""Servers of tables: an actor each, spread over the nodes, that Ray starts again where it dies."""
+"""Servers: an actor each, spread over the nodes, that Ray starts again where it dies."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Servers:
                     max_restarts=-1,
                     # Softly: where its node is lost, it is started again on another.
                     scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
-                ).remote(shard, asked.shards, checkpoints, parameters=job.asynchronous)
+                ).remote(shard, asked.shards, checkpoints, parameters=job.served)
                 self._actors.append(actor)
 
     def close(self) -> None:

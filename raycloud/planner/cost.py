@@ -7,10 +7,10 @@ exchange M bytes of gradient, C of codes, over links of B bytes a second whose r
 
     ring, direct    2 (N - 1) / N * C / B                 R/2 * 2 (N - 1), R/2 * 2
     tree            2 (Z - 1) / Z * C / B over trunks     R/2 * 4
-    servers         C / B there, and as much back         beside computing
+    servers         the busiest node's bytes / B          R/2 * 2
 
 (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC
-2009.) Rounds of H steps divide it by H, and nothing hides it. The source papers' equations are the
+2009.) Servers that nobody waits for go on beside all computing. Rounds of H steps divide it by H, and nothing hides it. The source papers' equations are the
 coarse form of this: T = T_data + T_model, T_total = T_local + T_global, and S_compressed =
 S_original * C_rate.
 """
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Literal
 from raycloud.planner.shares import step_seconds
 from raycloud.planner.speed import Speed
 from raycloud.spec import Job, SyncPoint
-from raycloud.spec.sizes import coded_bytes, ring_bytes, tree_bytes
+from raycloud.spec.sizes import coded_bytes, ring_bytes, served_bytes, tree_bytes
 
 if TYPE_CHECKING:
     from raycloud.events import MemberReady
@@ -157,8 +157,17 @@ class Alternative:
     predicted: Prediction
 
 
+Counts = tuple[Sequence[int], Sequence[int]]
+"""How many workers each node has, and how many servers, of the nodes that have either."""
+
+
 def predict(
-    job: Job, profile: Profile, speeds: Sequence[Speed], shares: Sequence[int], zones: Sequence[int]
+    job: Job,
+    profile: Profile,
+    speeds: Sequence[Speed],
+    shares: Sequence[int],
+    zones: Sequence[int],
+    counts: Counts = ((), ()),
 ) -> Prediction:
     """What a step of `job` costs, of workers with such speeds and shares.
 
@@ -168,13 +177,19 @@ def predict(
         speeds: One per member.
         shares: Their micro-batches.
         zones: How many members each zone of a tree has.
+        counts: Where servers that sum in lockstep are; none: no node has one.
     """
-    given = _Given(job, profile, tuple(speeds), tuple(shares), tuple(zones))
+    given = _Given(job, profile, tuple(speeds), tuple(shares), tuple(zones), counts)
     return given.predict(job.sync_point)
 
 
 def alternatives(
-    job: Job, profile: Profile, speeds: Sequence[Speed], shares: Sequence[int], zones: Sequence[int]
+    job: Job,
+    profile: Profile,
+    speeds: Sequence[Speed],
+    shares: Sequence[int],
+    zones: Sequence[int],
+    counts: Counts = ((), ()),
 ) -> tuple[Alternative, ...]:
     """What a step would cost by other ways, the exact one first, then by what they may lose.
 
@@ -183,7 +198,7 @@ def alternatives(
     """
     if profile.link_bytes_per_s is None or len(speeds) < 2:  # noqa: PLR2004 - alone
         return ()
-    given = _Given(job, profile, tuple(speeds), tuple(shares), tuple(zones))
+    given = _Given(job, profile, tuple(speeds), tuple(shares), tuple(zones), counts)
     coded: Literal["tree", "direct"] = "tree" if 1 < len(zones) < len(speeds) else "direct"
     points = [SyncPoint(), *(SyncPoint(topology=coded, codec=c) for c in _EACH_STEP)]
     points += [
@@ -223,6 +238,7 @@ def exchange_seconds(
     *,
     bytes_per_s: float,
     round_trip_s: float = 0.0,
+    counts: Counts = ((), ()),
 ) -> float:
     """Seconds of one exchange on its own, over links of one rate.
 
@@ -237,7 +253,7 @@ def exchange_seconds(
         return 0.0
     slowest, hops = ring_bytes(codes, members), 2 * (members - 1)
     if sync.topology == "servers":
-        slowest, hops = codes, 2
+        slowest, hops = served_bytes(codes, *counts) if any(counts[1]) else codes, 2
     elif sync.topology == "direct":
         hops = 2
     elif sync.topology == "tree":
@@ -251,7 +267,7 @@ def sent_bytes(sync: SyncPoint, gradient_bytes: int, zones: Sequence[int]) -> in
     """Bytes that each member sends a step, on average."""
     members, codes = sum(zones), coded_bytes(gradient_bytes, sync.codec, sync.ratio)
     sent = ring_bytes(codes, members)
-    if sync.topology == "servers":
+    if sync.topology == "servers" and members > 1:
         sent = codes
     elif sync.topology == "tree" and len(zones) > 1:
         sent, _ = tree_bytes(gradient_bytes, codes, zones)
@@ -267,6 +283,7 @@ class _Given:
     speeds: tuple[Speed, ...]
     shares: tuple[int, ...]
     zones: tuple[int, ...]
+    counts: Counts
 
     def predict(self, sync: SyncPoint) -> Prediction:
         """A step by this way, and how sure that is."""
@@ -310,6 +327,7 @@ class _Given:
                 self.zones,
                 bytes_per_s=profile.link_bytes_per_s,
                 round_trip_s=profile.round_trip_s,
+                counts=self.counts,
             )
             coding_s = _CODING_S[sync.codec] * profile.gradient_bytes
             exchange_s = whole_s / sync.period
@@ -328,7 +346,7 @@ class _Given:
 
     def _exposed_s(self, sync: SyncPoint, whole_s: float, compute_s: float) -> float:
         """Of the exchange itself, by step."""
-        if sync.topology == "servers":
+        if sync.topology == "servers" and sync.staleness:
             return max(0.0, whole_s / sync.period - compute_s)
         if sync.period > 1:
             return whole_s / sync.period

@@ -24,6 +24,7 @@ from raycloud.planner.inventory import Inventory, place, price_per_hour, require
 from raycloud.planner.shares import equal_shares, first_shares, step_seconds
 from raycloud.planner.speed import Speed
 from raycloud.spec import Job, SyncPoint
+from raycloud.spec.sizes import coded_bytes, least_servers, ring_bytes, served_bytes
 
 FORMAT = 2
 _READS = (1, 2)
@@ -64,6 +65,7 @@ class Plan:
         price_per_hour: Of all nodes that members are on; None: not all of them are labelled.
         alternatives: What a step would cost by other ways, where that was asked.
         largest: The largest pass that memory holds; None where it was not found out.
+        servers: The nodes of those that sum in lockstep; none where members do.
     """
 
     job: str
@@ -79,6 +81,8 @@ class Plan:
     steps: int = 0
     price_per_hour: float | None = None
     alternatives: tuple[Alternative, ...] = ()
+    largest: LargestPass | None = None
+    servers: tuple[str, ...] = ()
 
     @property
     def job_s(self) -> float:
@@ -89,7 +93,6 @@ class Plan:
     def cost(self) -> float | None:
         """Of the nodes for these seconds, in the currency of their prices."""
         return None if self.price_per_hour is None else self.price_per_hour * self.job_s / 3600
-    largest: LargestPass | None = None
 
     @property
     def shares(self) -> tuple[int, ...]:
@@ -129,7 +132,7 @@ class Plan:
         equal_s = step_seconds(
             [x.speed for x in self.members], equal_shares(len(self.members), self.micro_batches)
         )
-        rows: tuple[tuple[str, float | None, str], ...] = (
+        rows: list[tuple[str, float | None, str]] = [
             ("step_s", found.step_s, ", ".join([*sure, *filter(None, [left_out])])),
             ("samples_per_s", self.predicted.samples_per_s, left_out),
             ("compute_s", self.predicted.compute_s, f"{equal_s:.3g} with equal shares"),
@@ -138,9 +141,11 @@ class Plan:
             ("state_bytes", self.state_bytes, "of a checkpoint"),
             ("job_s", self.job_s, f"of {self.steps} steps, without start and checkpoints"),
             *_memory_rows(self.largest),
-        )
+        ]
         if self.cost is not None:
-            rows += (("cost", self.cost, f"at {self.price_per_hour:g} an hour for all nodes"),)
+            rows.append(("cost", self.cost, f"at {self.price_per_hour:g} an hour for all nodes"))
+        if self.servers:
+            rows.append(self._of_servers())
         return [{"quantity": name, "value": value, "note": note} for name, value, note in rows]
 
     def alternative_rows(self) -> list[dict[str, Any]]:
@@ -168,6 +173,23 @@ class Plan:
             f"{self.predicted.step_s:.3g} with {_named(best.sync)}: try --set sync=auto, which "
             "chooses in the run by what it measures"
         )
+
+    def _of_servers(self) -> tuple[str, int, str]:
+        """What the busiest node sends, and when that is less than in a ring."""
+        workers, code = [x.node for x in self.members], self._code_bytes
+        busiest = served_bytes(code, *_counts(workers, self.servers)) if len(workers) > 1 else 0
+        ring, least = ring_bytes(code, len(workers)), least_servers(len(workers))
+        if busiest < ring:
+            why = "each worker sends its gradient once"
+        elif least is None:
+            why = "with so few workers no servers send less"
+        else:
+            why = f"less with servers on {least} nodes or more that have no worker"
+        return "busiest_node_bytes", busiest, f"in a ring {ring}: {why}"
+
+    @property
+    def _code_bytes(self) -> int:
+        return coded_bytes(self.gradient_bytes, self.sync.codec, self.sync.ratio)
 
 
 def _told_apart(member: PlannedMember) -> str:
@@ -230,8 +252,16 @@ def from_json(text: str) -> Plan:
             Alternative(sync=SyncPoint(**x["sync"]), predicted=Prediction(**x["predicted"]))
             for x in record.pop("alternatives", ())
         )
-        return Plan(members=members, sync=sync, predicted=predicted, alternatives=others, **record)
-        return Plan(members=members, sync=sync, predicted=predicted, largest=largest, **record)
+        servers = tuple(record.pop("servers", ()))
+        return Plan(
+            members=members,
+            sync=sync,
+            predicted=predicted,
+            alternatives=others,
+            largest=largest,
+            servers=servers,
+            **record,
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise RunDirectoryError(f"plan.json does not hold a plan: {error}", hint=hint) from error
 
@@ -271,7 +301,10 @@ def make(
         raise ValueError(f"{len(placed)} members need as many speeds, or one: got {len(speeds)}")
     shares = _shares(job, speeds)
     hosts = {node.name: node.host for node in inventory.nodes}
-    given = job, profile, speeds, shares, _zones(inventory, [*placed.values()])
+    sums = job.served and not job.asynchronous
+    servers = server_nodes(inventory, job.servers.shards) if sums else ()
+    on = [*placed.values()]
+    given = job, profile, speeds, shares, _zones(inventory, on), _counts(on, servers)
     return Plan(
         job=job.name,
         members=tuple(
@@ -291,7 +324,24 @@ def make(
         steps=_steps(job, profile.samples),
         price_per_hour=_price(inventory, [*placed.values()]),
         alternatives=alternatives(*given) if compare else (),
+        largest=profile.largest,
+        servers=servers,
     )
+
+
+def server_nodes(inventory: Inventory, shards: int) -> tuple[str, ...]:
+    """The nodes of the servers of so many shards: one after the other."""
+    names = [node.name for node in inventory.nodes]
+    return tuple(names[shard % len(names)] for shard in range(shards if names else 0))
+
+
+def _counts(
+    workers: Sequence[str], servers: Sequence[str]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """How many workers, and servers, each node has that has either."""
+    nodes = dict.fromkeys((*workers, *servers))
+    on, beside = ([names.count(node) for node in nodes] for names in ([*workers], [*servers]))
+    return tuple(on), tuple(beside)
 
 
 def _steps(job: Job, samples: int) -> int:

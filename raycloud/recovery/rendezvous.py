@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYetError
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from raycloud.net.direct import meet as meet_directly
 from raycloud.net.gloo import GlooDevice, GlooTransport
 from raycloud.net.nccl import NcclTransport
 from raycloud.net.rendezvous_store import RendezvousClient, RendezvousStore, opened
+from raycloud.net.served import ServedTransport, reach
 from raycloud.net.stream import SOCKETS, Sockets
 from raycloud.net.transport import Abandoned
 from raycloud.net.tree import TreeTransport, Zones
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
     from raycloud.commands import Back
     from raycloud.events import WorkerKey
+    from raycloud.net.direct import Make
+    from raycloud.net.served import SumServers
     from raycloud.net.stream import Place
     from raycloud.net.transport import Transport
 
@@ -104,6 +108,7 @@ def meet(
     abandoned: Callable[[], bool],
     *,
     topology: str = "ring",
+    servers: SumServers | None = None,
 ) -> tuple[Transport, Transport]:
     """What carries the gradients, and what carries the control lane.
 
@@ -116,6 +121,7 @@ def meet(
         device: Where gradients are.
         abandoned: Says that the driver has given the generation up.
         topology: As in a `SyncPoint`. All but a ring is over sockets of our own, and takes codecs.
+        servers: That sum, where the topology is servers.
 
     Raises:
         Abandoned: It has.
@@ -125,7 +131,7 @@ def meet(
 
     def come() -> None:
         try:
-            met.set_result(_meet(meeting, address, device, topology))
+            met.set_result(_meet(meeting, address, device, topology, servers))
         except BaseException as error:  # noqa: BLE001 - raised to who waits
             met.set_exception(error)
 
@@ -154,23 +160,16 @@ def _leave_late(met: Future[tuple[Transport, Transport]]) -> None:
 
 
 def _meet(
-    meeting: Meeting, address: str, device: torch.device, topology: str
+    meeting: Meeting,
+    address: str,
+    device: torch.device,
+    topology: str,
+    servers: SumServers | None,
 ) -> tuple[Transport, Transport]:
     rank, size = meeting.rank, len(meeting.shares)
     with RendezvousClient(meeting.place, meeting.generation, rank, size) as members:
         if topology != "ring":
-            zones = meeting.near
-            as_tree = topology == "tree" and len(zones.groups) > 1
-            ours = meet_directly(
-                lambda told: [opened(part) for part in members.exchange(told)],
-                rank=rank,
-                size=size,
-                address=address,
-                nonce=meeting.generation % 2**32,
-                count=2,
-                make=partial(TreeTransport, zones=zones) if as_tree else DirectTransport,
-            )
-            return ours[0], ours[1]
+            return _meet_directly(meeting, address, topology, servers, members)
         listens = GlooDevice(address)
 
         def gloo(threads: int, order: Sequence[int] = ()) -> Transport:
@@ -184,6 +183,34 @@ def _meet(
             return gloo(_THREADS, meeting.labelled.order), lane
         store = _store(members, address, rank=rank, size=size)
     return NcclTransport(store, rank=rank, size=size, device=device), lane
+
+
+def _meet_directly(
+    meeting: Meeting,
+    address: str,
+    topology: str,
+    servers: SumServers | None,
+    members: RendezvousClient,
+) -> tuple[Transport, Transport]:
+    def tell(told: bytes) -> list[bytes]:
+        return [opened(part) for part in members.exchange(told)]
+
+    rank, size, generation = meeting.rank, len(meeting.shares), meeting.generation
+    zones = meeting.near
+    with ExitStack() as held:
+        makes: list[Make] = [DirectTransport, DirectTransport]
+        if topology == "tree" and len(zones.groups) > 1:
+            makes = [partial(TreeTransport, zones=zones)] * 2
+        elif servers is not None and size > 1:
+            reached = reach(tell, servers, rank=rank, size=size, generation=generation)
+            for one in reached:
+                held.callback(one.close)
+            makes[0] = partial(ServedTransport, servers=reached)
+        gradients, lane = meet_directly(
+            tell, rank=rank, size=size, address=address, nonce=generation % 2**32, makes=makes
+        )
+        held.pop_all()  # they are the transport's
+    return gradients, lane
 
 
 def _store(members: RendezvousClient, address: str, *, rank: int, size: int) -> dist.Store:

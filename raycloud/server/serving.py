@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from raycloud.checkpoint import Store
     from raycloud.net.stream import Stream
+    from raycloud.server.sums import Sums
 
 _FILE = re.compile(r"/tables-\d+-of-(\d+)\.npz$")
 FORMAT = 1  # of a shard's file
@@ -81,10 +82,11 @@ class Server:
     def __init__(
         self, number: int, count: int, store: Store, address: str, *, parameters: bool = False
     ) -> None:
-        """Listen. There are no tables yet, and no parameters, which a shard may be of, too."""
+        """Listen. There are no tables yet, and nothing of `parameters`, which a shard may be of."""
         self._number, self._count, self._store = number, count, store
         self.shard = Shard()
         self._turn = THREADS.condition()
+        self._sums: Sums | None = None
         self._written: dict[int, _Written] = {}
         self._filling: tuple[int, list[tuple[str, Mapping[str, Any], list[Array]]]] | None = None
         self._waiting_bytes = 0
@@ -107,9 +109,10 @@ class Server:
             "wait": self._wait,
         }
         if parameters:
-            from raycloud.server.parameters import ParameterActs  # noqa: PLC0415 - it loads torch
+            from raycloud.server.parameters import ParameterActs  # noqa: PLC0415 - they load torch
+            from raycloud.server.sums import Sums  # noqa: PLC0415 - likewise
 
-            of = ParameterActs(self._turn)
+            of, self._sums = ParameterActs(self._turn), Sums()
             self._acts |= {
                 "begin": of.enter,
                 "settle": of.settle,
@@ -130,6 +133,8 @@ class Server:
             streams = [*self._streams]
         for stream in streams:
             stream.hang_up()
+        if self._sums is not None:
+            self._sums.close()
 
     def _accept(self) -> None:
         while not self._closed:
@@ -160,6 +165,9 @@ class Server:
         try:
             while not self._closed:
                 header, arrays = hear(stream)
+                if header.get("do") == "sum" and self._sums is not None:
+                    self._join(self._sums, header, stream)
+                    return
                 limited = header.get("do") != "snapshot"
                 tell(stream, *self._reply(header, arrays), limited=limited)
         except TransportError:
@@ -168,6 +176,14 @@ class Server:
             with self._turn:
                 self._streams.discard(stream)
             stream.close()
+
+    def _join(self, sums: Sums, header: Mapping[str, Any], stream: Stream) -> None:
+        """This connection is one over which members are told sums."""
+        generation, rank, size = (int(header[name]) for name in ("generation", "rank", "size"))
+        with self._turn:
+            sums.check(generation)
+            tell(stream, {})
+            sums.join(generation, rank, size, stream)
 
     def _reply(self, header: Mapping[str, Any], arrays: list[Array]) -> Reply:
         asked = header.get("do")

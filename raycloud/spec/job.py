@@ -237,7 +237,7 @@ class Job(Section):
             json_schema_input_type=ServersSection | int,
         ),
     ] = Field(default_factory=ServersSection)
-    """Who holds the rows of the model's `raycloud.Embedding` tables, or the parameters where
+    """Who holds the rows of the model's `raycloud.Embedding` tables, or exchanges updates where
     `sync.topology` is servers. A number: so many shards."""
     evaluate: EvaluateSection = Field(default_factory=EvaluateSection)
     """When the held-out samples are measured."""
@@ -315,6 +315,11 @@ class Job(Section):
     @property
     def asynchronous(self) -> bool:
         """Whether workers exchange updates by servers, each when it is ready."""
+        return self.served and self.sync.staleness != 0
+
+    @property
+    def served(self) -> bool:
+        """Whether workers exchange updates by servers."""
         return self.sync.topology == "servers"
 
     @property

@@ -139,32 +139,32 @@ def _kept_by_topk(ratio: object, codec: object) -> Broken | None:
 
 
 def _staleness(staleness: object, topology: object) -> Broken | None:
-    if (topology == "servers") == (staleness != 0) or staleness == "auto":
+    if topology == "servers" or staleness in {0, "auto"}:
         return None
-    if topology == "servers":
-        problem = "workers that exchange by servers are never in lockstep"
-        return problem, "write staleness 1 or more, unbounded or auto, or another topology"
     problem = f"with topology {topology} all exchange at the same time"
     return problem, "write staleness 0, or topology servers"
 
 
-def _served(topology: object, shards: int, copies: int) -> Broken | None:
-    if topology != "servers" or (shards and not copies):
+def _served(topology: object, staleness: object, shards: int, copies: int) -> Broken | None:
+    if topology != "servers" or (shards and not (copies and staleness)):
         return None
-    if copies:
+    if shards:
         problem = f"parameters on servers have no copies there, and servers.copies is {copies}"
         return problem, "leave servers.copies out: each worker has what a round began with"
-    return "there are no servers that could hold parameters", "write servers 1, or more"
+    return "there are no servers for it", "write servers 1, or more"
 
 
-def _outer_with_servers(outer: object, topology: object) -> Broken | None:
-    if topology != "servers" or outer != "nesterov":
+def _outer_with_servers(outer: object, topology: object, staleness: object) -> Broken | None:
+    if topology != "servers" or not staleness or outer != "nesterov":
         return None
     return "servers add what workers have moved, without momentum", "write outer mean or auto"
 
 
-def _stops_with_servers(topology: object, on_error: str, on_nan: str, backup: int) -> Broken | None:
-    if topology != "servers" or (on_error, on_nan, backup) == ("stop", "stop", 0):
+def _stops_with_servers(
+    topology: object, staleness: object, on_error: str, on_nan: str, backup: int
+) -> Broken | None:
+    stops = (on_error, on_nan, backup) == ("stop", "stop", 0)
+    if topology != "servers" or not staleness or stops:
         return None
     problem = "what a worker has sent to servers cannot be taken back for a sample's sake"
     return problem, "leave out errors.on_error, errors.on_nan and elastic.backup_micro_batches"
@@ -284,22 +284,28 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("sync.staleness", "sync.topology"),
-        "`sync.staleness` is 0, unless `sync.topology` is servers, where it is not.",
+        "`sync.staleness` is 0, unless `sync.topology` is servers.",
         _staleness,
     ),
     Rule(
-        ("sync.topology", "servers.shards", "servers.copies"),
-        "With `sync.topology` servers there are some, without copies.",
+        ("sync.topology", "sync.staleness", "servers.shards", "servers.copies"),
+        "With `sync.topology` servers there are some, without copies if `sync.staleness` is not 0.",
         _served,
     ),
     Rule(
-        ("sync.outer", "sync.topology"),
-        "With `sync.topology` servers, `sync.outer` is not nesterov.",
+        ("sync.outer", "sync.topology", "sync.staleness"),
+        "With a `sync.staleness` other than 0, `sync.outer` is not nesterov.",
         _outer_with_servers,
     ),
     Rule(
-        ("sync.topology", "errors.on_error", "errors.on_nan", "elastic.backup_micro_batches"),
-        "With `sync.topology` servers, errors stop the run, and there are no backups.",
+        (
+            "sync.topology",
+            "sync.staleness",
+            "errors.on_error",
+            "errors.on_nan",
+            "elastic.backup_micro_batches",
+        ),
+        "With a `sync.staleness` other than 0, errors stop the run, and there are no backups.",
         _stops_with_servers,
     ),
     Rule(

@@ -153,8 +153,8 @@ class SyncSection(Section):
     computing hides is at most 8% of a step, or on GPUs; else 8 or 16, the least that leaves 4%, by
     what is measured as the run goes on; 1 again where workers move theirs in directions that have
     little in common. Shorter rounds than 8 lose more, not less, with Adam and its like. It stays 1
-    with servers, and with what rounds refuse: an `errors.on_nan` or `errors.on_error` other than
-    stop, backups, an optimizer that keeps what has no mean."""
+    with a staleness, and with what rounds refuse: an `errors.on_nan` or `errors.on_error` other
+    than stop, backups, an optimizer that keeps what has no mean."""
     outer: Literal["mean", "nesterov", "auto"] = "auto"
     """How a round moves the weights. mean: by the weighted mean of what workers have moved theirs.
     nesterov: by that with momentum 0.85 and a rate of sqrt(period / 32), at most 1, after DiLoCo.
@@ -169,13 +169,13 @@ class SyncSection(Section):
     sums a part of the gradient and sends the sum to all, in two latencies however many there are.
     tree: the same between zones, with the codec, of sums that are made inside each zone without it.
     A node's zone is its label `ray.io/availability-zone`; one without it is a zone of its own.
-    Where all are in one zone, or each in its own, that is direct. servers: each makes its own
-    steps, sends servers of the parameters what they have moved, and takes from there what others
-    have, without waiting for them but as `staleness` says. auto: tree with a codec, else ring."""
+    Where all are in one zone, or each in its own, that is direct. servers: each sends a part to
+    each of the `servers`, which sum what comes; with another `staleness` than 0 each makes its own
+    steps, and waits for the others only as that says. auto: tree with a codec, else ring."""
     staleness: Annotated[int, Field(ge=0)] | Literal["unbounded", "auto"] = 0
-    """With servers, by how many updates a worker may be ahead of the slowest (stale synchronous
-    parallel); unbounded: by any number (asynchronous), until all meet, after 16 steps or twice
-    `period`. Elsewhere 0, lockstep, which is what auto takes there; with servers auto is 2."""
+    """By how many updates a worker may be ahead of the slowest; 0: lockstep. More, as stale
+    synchronous parallel has it, and unbounded (asynchronous, until all meet, after 16 steps or
+    twice `period`) are with servers alone. auto: 2 with servers, else 0."""
     codec: Literal["none", "bf16", "int8", "int4", "topk", "auto"] = "none"
     """How gradients are compressed on their way: bf16 to a half of fp32's bytes, int8 to 1/3.9,
     int4 to 1/6.4. What that loses is kept and sent with the next step's (error feedback). Those of
@@ -309,7 +309,7 @@ class ResourcesSection(Section):
 
 
 class ServersSection(Section):
-    """Processes that hold tables' rows, or parameters. They reserve no CPU, and are spread out."""
+    """Processes that hold tables' rows, or exchange updates. They reserve no CPU."""
 
     shards: int = Field(default=0, ge=0, le=1024)
     """How many parts all of that is in, a server for each. 0: no server holds anything."""

@@ -61,6 +61,34 @@ def tree_bytes(payload_bytes: int, code_bytes: int, zones: Sequence[int]) -> tup
     return -(-(inside + across) // sum(zones)), -(-across // len(zones))
 
 
+def served_bytes(code_bytes: int, workers: Sequence[int], servers: Sequence[int]) -> int:
+    """Bytes that the busiest node sends, of nodes with so many workers and servers that sum.
+
+    Each of N workers sends 1 / S of its C bytes to each of S servers, and each of these as much to
+    every worker; what stays on a node costs nothing. Of n nodes with a worker and a server each
+    that is 2 (n - 1) / n * C, as in a ring; of k with servers alone n / k * C, and C of the others.
+
+    >>> served_bytes(1000, [1] * 4, [1] * 4)
+    1500
+    >>> [served_bytes(1000, [1] * 4 + [0] * k, [0] * 4 + [1] * k) for k in (2, 4, 8)]
+    [2000, 1000, 1000]
+    """
+    n, s = sum(workers), sum(servers)
+    pairs = zip(workers, servers, strict=True)
+    return max(-(-code_bytes * (w * (s - own) + own * (n - w)) // s) for w, own in pairs)
+
+
+def least_servers(workers: int) -> int | None:
+    """Nodes that have to have a server and no worker, so that servers send less than a ring.
+
+    There max(1, N / k) C < 2 (N - 1) / N C; None where no number will do.
+
+    >>> [least_servers(n) for n in (1, 2, 3, 4, 8, 32)]
+    [None, None, 3, 3, 5, 17]
+    """
+    return workers * workers // (2 * (workers - 1)) + 1 if workers > 2 else None  # noqa: PLR2004 - as above
+
+
 def report_s(members: int) -> float:
     """Seconds between two reports of steps by one of N members: one, and more where they are many.
 

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from raycloud.errors import InternalError, TaskError, TransportError
+from raycloud.net.served import LostServerError
 from raycloud.step.collate import PartialStep
 from raycloud.step.rounds import Rounds
-from raycloud.step.servers import Connections, Find, LostServerError, Name, Reply
+from raycloud.step.servers import Connections, Find, Name, Reply
 from raycloud.sync.codecs import CODECS
 
 if TYPE_CHECKING:

@@ -41,6 +41,7 @@ from raycloud.step.hyperparameters import Hyperparameters
 from raycloud.step.mutation import extra_states, has_modes
 from raycloud.step.residual import ResidualPart
 from raycloud.step.rounds import Rounds
+from raycloud.step.servers import Summing
 from raycloud.step.state import ModelState, TrainedParameters, Update, without_compiler
 from raycloud.step.stateful import CatchingUp, Commit, History, ReplicaState, Stateful
 from raycloud.step.statistics import RunningStatistics
@@ -85,6 +86,7 @@ class Replica:
         tables: The part that is rows on servers; None: the model has no `Embedding`.
         adascale: The part that sets the rates of a larger batch as it goes; None: nothing does.
         update: What moves the parameters.
+        summing: The servers that sum what is exchanged in lockstep; None: members do.
         rounds: The part that makes one update of the members' own in a round; None: there are none.
         backing: Whom it backs up in this generation, and who backs it up; None: nobody.
         following: It has no state yet, and keeps what it would commit; None: it has.
@@ -138,10 +140,8 @@ class Replica:
         self.forward.gradients = self.gradients
         self.following: CatchingUp | None = None
         self.rounds, self.trains = self._trained_by(job)
-        self.residual, self.tables = (
-            ResidualPart.of(self.gradients, self._seat),
-            Tables.of(self.model, job, self._seat),
-        )
+        self.residual = ResidualPart.of(self.gradients, self._seat)
+        self.tables, self.summing = Tables.of(self.model, job, self._seat), Summing.of(job)
         self.adascale = self._scaled_by(job)
         self.state = ReplicaState((*self._own_parts(), *(make(self) for make in PARTS)))
         self.statistics.notice = self._tell
@@ -226,9 +226,10 @@ class Replica:
         return self.asynchronous is None and not self.gradients.sparse_bytes
 
     @property
-    def served(self) -> tuple[Tables | Asynchronous, ...]:
-        """The parts that ask servers."""
-        return tuple(part for part in (self.tables, self.asynchronous) if part is not None)
+    def served(self) -> tuple[Tables | Asynchronous | Summing, ...]:
+        """What asks servers."""
+        every = self.tables, self.asynchronous, self.summing
+        return tuple(one for one in every if one is not None)
 
     @property
     def processor_number(self) -> int:

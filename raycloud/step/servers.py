@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any, Protocol
 
-from raycloud.errors import TaskError, TransportError
+from raycloud.errors import InternalError, TaskError, TransportError
 from raycloud.net.messages import Array, hear, tell
+from raycloud.net.served import HUNG_S, LostServerError
 from raycloud.net.stream import connect
 
 if TYPE_CHECKING:
     from raycloud.net.stream import Place, Stream
+    from raycloud.spec import Job
 
 SILENT_S = 300.0  # it may read a checkpoint; a server that says nothing for so long is lost
 _UNHEARD = 64  # answers, at most
-HUNG_S = 1.5  # and so is one whose machine acknowledges nothing
+_LOOK_S = 2.0  # between two looks for one that is lost
+_MOST_DOUBLED = 7
 
-Find = Callable[[], Sequence[Sequence["Place | None"]]]
+Servers = Sequence[Sequence["Place | None"]]
+Find = Callable[[], Servers]
+
+
+class FindSome(Protocol):
+    """Finds the servers of all shards; see `data.provider.Provider.servers`."""
+
+    def __call__(self, *, every: bool = True) -> Servers:
+        """By shard."""
+
+
 Agree = Callable[[Sequence[float]], Sequence[Sequence[float]]]
 Name = tuple[int, int]  # of a server: its shard, and which of that shard's
 Reply = tuple[dict[str, Any], list[Array]]
-
-
-class LostServerError(TransportError):
-    """A server does not answer any more, or answers again."""
 
 
 class UnfitError(TaskError):
@@ -151,6 +162,104 @@ class Connections:
         """End all."""
         for name in [*self._streams]:
             self.drop(name)
+
+
+class Return:
+    """Waits, in a thread of its own, until servers that a generation lacks are there again.
+
+    Args:
+        find: Where servers are.
+        lost: Those that are waited for.
+        vain: How often in a row they have been there, and were not reached by all.
+
+    Attributes:
+        came: They are there.
+    """
+
+    def __init__(self, find: Find, lost: Collection[Name], vain: int = 0) -> None:
+        self.came, self._find, self._lost = False, find, lost
+        self._over = Event()
+        self._pause_s = _LOOK_S * 2.0 ** min(vain, _MOST_DOUBLED)
+        Thread(target=self._wait, name="lost", daemon=True).start()
+
+    def end(self) -> None:
+        """They are waited for no longer."""
+        self._over.set()
+
+    def _wait(self) -> None:
+        while not self._over.wait(self._pause_s):
+            with contextlib.suppress(TransportError):
+                places = self._find()
+                if all(places[shard][number] is not None for shard, number in self._lost):
+                    self.came = not self._over.is_set()
+                    return
+
+
+class Summing:
+    """The servers that sum what members exchange in lockstep: of each shard one.
+
+    Nothing on them outlives a message. So a generation goes on with those that there are, and the
+    next one takes those back that have been started again.
+    """
+
+    def __init__(self) -> None:
+        self._find: FindSome | None = None
+        self._places: list[tuple[Name, Place]] = []
+        self._lost: list[Name] = []
+        self._met = False
+        self._vain = 0
+        self._return: Return | None = None
+
+    @classmethod
+    def of(cls, job: Job) -> Summing | None:
+        """Those of a job; None where members sum."""
+        return cls() if job.served and not job.asynchronous else None
+
+    def serve(self, find: FindSome) -> None:
+        """The servers are found by `find`, which waits until there is one, or `every` one."""
+        self._find = find
+
+    def places(self) -> list[Place]:
+        """See `net.served.SumServers`; of the first generation all are waited for.
+
+        Raises:
+            TransportError: None comes.
+        """
+        if self._find is None:
+            raise InternalError("servers were to sum, and nobody knows one")
+        every = self._find(every=not self._met)
+        self._places, self._lost = [], []
+        for shard, some in enumerate(every):
+            found = next(((n, place) for n, place in enumerate(some) if place is not None), None)
+            if found is None:
+                self._lost.append((shard, 0))
+            else:
+                self._places.append(((shard, found[0]), found[1]))
+        return [place for _, place in self._places]
+
+    def taken(self, which: Sequence[bool]) -> None:
+        """See `net.served.SumServers`."""
+        self._met = True
+        self.close()
+        pairs = zip(self._places, which, strict=True)
+        unreached = [name for (name, _), goes in pairs if not goes]
+        self._vain = self._vain + 1 if unreached else 0
+        if (lost := [*self._lost, *unreached]) and self._find is not None:
+            self._return = Return(partial(self._find, every=False), lost, self._vain)
+
+    @property
+    def returned(self) -> bool:
+        """All servers are there that this generation does without."""
+        return self._return is not None and self._return.came
+
+    def hang_up(self) -> None:
+        """Nothing: connections are the transport's."""
+
+    def close(self) -> None:
+        """None is waited for."""
+        if self._return is not None:
+            self._return.end()
+        self._return = None
 
 
 def _answered(header: dict[str, Any], arrays: list[Array]) -> Reply:

@@ -16,7 +16,6 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,8 +24,9 @@ import torch
 from raycloud.checkpoint import StoreError
 from raycloud.embedding import Embedding
 from raycloud.errors import InternalError, TaskError, TransportError
+from raycloud.net.served import LostServerError
 from raycloud.order import stream_seed
-from raycloud.step.servers import Agree, Connections, Find, LostServerError, Name, UnfitError, View
+from raycloud.step.servers import Agree, Connections, Find, Name, Return, UnfitError, View
 from raycloud.step.stateful import Stateful
 from raycloud.sync.codecs import CODECS
 from raycloud.sync.tables import Ids, TableSpec, Values, initial, shard_of, summed
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from raycloud.step.stateful import Commit
 
 TABLES_STREAM = 7
-_LOOK_S = 2.0  # between two looks for one that is lost
-_MOST_DOUBLED = 7
 _WRITES_S = 700.0  # longer than a server itself waits
 
 
@@ -63,7 +61,6 @@ class Tables(Stateful):
     Attributes:
         find: Where the servers are; None: nobody knows yet, and rows are as they begin.
         scale: What the step's gradients are multiplied by.
-        returned: All servers are there that this generation does without.
     """
 
     def __init__(
@@ -72,7 +69,7 @@ class Tables(Stateful):
         self._specs = {name: spec_of(name, one, job) for name, one in embeddings.items()}
         self._codec, self._seat = CODECS[job.sync_point.codec], seat
         self._connections: Connections | None = None
-        self._view, self._closed = View(), False
+        self._view = View()
         # What was told last, and whom: one that was started again since must not take it.
         self._decided: tuple[dict[str, Any], dict[Name, Place]] = {}, {}
         self._vain: dict[Name, int] = {}  # how often a server was met that not all reach
@@ -82,7 +79,8 @@ class Tables(Stateful):
         self._read: dict[str, tuple[Ids, Values]] = {}  # of this step, ids rising
         self._passes: list[tuple[str, Ids, torch.Tensor]] = []
         self._gradients: dict[str, list[tuple[Ids, Values]]] = {}
-        self.scale, self.returned = 1.0, False
+        self.scale = 1.0
+        self._return: Return | None = None
         for name, one in embeddings.items():
             one.bind(name, self.rows)
 
@@ -117,7 +115,7 @@ class Tables(Stateful):
     def serve(self, find: Find) -> None:
         """The servers are found by `find`."""
         self.close()
-        self._connections, self._closed = Connections(find), False
+        self._connections = Connections(find)
 
     @contextlib.contextmanager
     def trying(self) -> Iterator[None]:
@@ -174,25 +172,18 @@ class Tables(Stateful):
             self._view.tellers.append([*stand, *lack])
         self._read.clear()
         self._generation, self._step, self._pushed = generation, step, False
-        self.returned = False
         lost = {name for name in every if name not in self._view.all}
         met = {name for name, value in zip(every, seen, strict=True) if value != _AWAY}
         self._vain = {name: self._vain.get(name, 0) + 1 for name in lost & met}
-        if lost:
-            pause_s = _LOOK_S * 2.0 ** min(max(self._vain.values(), default=0), _MOST_DOUBLED)
-            given = lost, generation, pause_s
-            Thread(target=self._await_lost, args=given, name="lost", daemon=True).start()
+        if self._return is not None:
+            self._return.end()
+        vain = max(self._vain.values(), default=0)
+        self._return = Return(connections.find, lost, vain) if lost else None
 
-    def _await_lost(self, lost: set[Name], generation: int, pause_s: float) -> None:
-        """Until all that a generation lacks are there again, or it is over."""
-        pause, connections = Event(), self._connections
-        while connections is not None and self._generation == generation and not self._closed:
-            pause.wait(pause_s)
-            with contextlib.suppress(TransportError):
-                places = connections.find()
-                if all(places[shard][number] is not None for shard, number in lost):
-                    self.returned = self._generation == generation
-                    return
+    @property
+    def returned(self) -> bool:
+        """All servers are there that this generation does without."""
+        return self._return is not None and self._return.came
 
     def _look(self, name: Name, generation: int, step: int) -> float:
         """What a server is to a generation that goes on with a step."""
@@ -412,7 +403,8 @@ class Tables(Stateful):
 
     def close(self) -> None:
         """End the connections."""
-        self._closed = True
+        if self._return is not None:
+            self._return.end()
         if self._connections is not None:
             self._connections.close()
 

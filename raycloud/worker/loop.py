@@ -11,6 +11,7 @@ from raycloud.commands import Extend, Halt, Meet, Reshare, Save
 from raycloud.errors import InternalError, TaskError, TransportError
 from raycloud.events import ChangeApplied, Noticed
 from raycloud.net.lane import NO_PLACES, Lane, LaneReport, Places, all_places
+from raycloud.net.served import LostServerError
 from raycloud.net.transport import Abandoned
 from raycloud.order import Round
 from raycloud.spec.sizes import report_s, ring_bytes
@@ -28,7 +29,6 @@ from raycloud.step.consistency import Consistency
 from raycloud.step.feed import Adopted, Course, Feed, Piece, Schedule, adopted_by_step
 from raycloud.step.local import begin_round, compute_step
 from raycloud.step.rounds import average_moments
-from raycloud.step.servers import LostServerError
 from raycloud.worker.context import round_ends
 from raycloud.worker.dataset import LAYOUT, layout_record
 from raycloud.worker.evaluate import measured_value, merge_states
@@ -221,9 +221,10 @@ class Loop:
 
     def _take_servers_back(self) -> None:
         """One that was lost is there again: the next generation has it, too."""
-        tables = self._context.replica.tables
-        if tables is not None and self.seat.rank == 0 and tables.returned:
-            raise LostServerError("a server of tables that was lost is back: all meet anew")
+        replica = self._context.replica
+        parts = (replica.tables, replica.summing) if self.seat.rank == 0 else ()
+        if any(part is not None and part.returned for part in parts):
+            raise LostServerError("a server that was lost is back: all meet anew")
 
     def save(self) -> None:
         """Checkpoint the state before the next step, unless that is done already."""

@@ -22,13 +22,13 @@ from raycloud.errors import (
     public_name,
 )
 from raycloud.events import Event, ExchangeBroken, MemberFailed, MemberLost, Noticed, StepNotFinite
+from raycloud.net.served import LostServerError
 from raycloud.net.transport import Abandoned
 from raycloud.recovery.rendezvous import HOST, Meeting
 from raycloud.redact import redacted
 from raycloud.step.commit import RollbackError
 from raycloud.step.contract import raised
 from raycloud.step.device import failure
-from raycloud.step.servers import LostServerError
 from raycloud.step.straggler import Stalled, StallWatch
 from raycloud.worker.context import Changes, MemberConfig
 from raycloud.worker.worker import Worker

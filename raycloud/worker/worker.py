@@ -259,10 +259,11 @@ class Worker:
 
     def meet(self, meeting: Meeting, abandoned: Callable[[], bool]) -> tuple[Transport, Transport]:
         """Meet the others, in any thread; `TransportError`: not all came, or it is over."""
-        point = self._config.job.sync_point
-        topology = "ring" if point.topology == "servers" else point.topology
+        job, servers = self._config.job, self._replica.summing
+        topology = "ring" if job.asynchronous else job.sync_point.topology
         address, device = self._config.address, self._device
-        return self._host.meet(meeting, address, device, abandoned, topology=topology)
+        more = {} if servers is None else {"servers": servers}
+        return self._host.meet(meeting, address, device, abandoned, topology=topology, **more)
 
     def train(
         self,

@@ -231,6 +231,29 @@ def test_by_servers_an_update_goes_once_a_period_beside_computing() -> None:
     assert slow.step_s == pytest.approx(slow.exchange_s, rel=1e-3)
 
 
+def test_servers_that_sum_are_held_against_a_ring() -> None:
+    """On the workers' own nodes they send as much; on others alone each worker sends once."""
+    asked = job(
+        sync={"topology": "servers"}, servers=4, elastic={"min_workers": 4, "max_workers": 4}
+    )
+    link, four = float(2**20), Inventory(nodes=tuple(Node(name=n, cpus=1) for n in "abcd"))
+    found = make(asked, four, profile(link_bytes_per_s=link))
+    assert found.predicted.bytes_per_step == 2**24
+    assert found.predicted.exchange_s == 1.5 * 2**24 / link
+    assert found.servers == ("a", "b", "c", "d")
+    assert from_json(found.to_json()) == found
+    [row] = [row for row in found.prediction_rows() if row["quantity"] == "busiest_node_bytes"]
+    assert row["value"] == ring_bytes(2**24, 4)
+    assert "less with servers on 3 nodes or more that have no worker" in row["note"]
+    apart = make(asked, four, profile(), placed=dict(enumerate("efgh")))
+    [row] = [row for row in apart.prediction_rows() if row["quantity"] == "busiest_node_bytes"]
+    assert row["value"] == 2**24
+    assert "each worker sends its gradient once" in row["note"]
+    few = make(job(sync={"topology": "servers"}, servers=2), TWO_NODES, profile())
+    [row] = [row for row in few.prediction_rows() if row["quantity"] == "busiest_node_bytes"]
+    assert "no servers send less" in row["note"]
+
+
 def test_too_few_nodes_are_refused() -> None:
     with pytest.raises(PlacementError, match="4 workers"):
         make(job(elastic={"min_workers": 4, "max_workers": 4}), TWO_NODES, profile())
