@@ -50,7 +50,7 @@ def test_a_killed_worker_counts_once(codec: str, tmp_path: Path, ray_tmpdir: Pat
 def test_a_killed_server_costs_no_step(codec: str, tmp_path: Path, ray_tmpdir: Path) -> None:
     """The others sum meanwhile, and it is taken back once it is started again."""
     gate = tmp_path / "gate"
-    job = served([5, 3], 120, codec, settings={"gate": str(gate), "pause_s": 0.01})
+    job = served([5, 3], 120, codec, settings={"gate": str(gate), "pause_s": 0.05})
 
     class Killed(Trouble):
         """It ends its pauses when a server has come back."""
@@ -68,6 +68,7 @@ def test_a_killed_server_costs_no_step(codec: str, tmp_path: Path, ray_tmpdir: P
     check(run, job, 120, codec)
     assert not of_kind(MemberLost, run.events)
     assert any(event.server for event in of_kind(ExchangeBroken, run.events))
+    assert gate.exists()
     first, *_ = of_kind(Recovered, run.events)
     assert first.lost_steps == 0
     assert first.resumed_s - first.detected_s < 2.0  # a server takes longer to be started
