@@ -235,25 +235,38 @@ def stop(
 def scale(
     run: Run,
     workers: Annotated[
-        str, typer.Argument(metavar="WORKERS", help="How many, or the fewest and the most: 4, 2:6.")
-    ],
+        str | None,
+        typer.Argument(metavar="WORKERS", help="How many, or the fewest and the most: 4, 2:6."),
+    ] = None,
     *,
+    servers: Annotated[
+        int | None, typer.Option("--servers", metavar="N", help="How many servers.")
+    ] = None,
     address: JobsAddress = None,
     insecure: InsecureOption = False,
 ) -> None:
-    """Change how many workers a run may have while it goes on; returns once it is asked.
+    """Change how many workers or servers a run may have while it goes on; returns once it is asked.
 
-    More join as soon as there are machines for them, and the last ones leave between two steps. The
-    job file keeps its own range, which a resumed run begins with.
+    More workers join as soon as there are machines for them, and the last ones leave between two
+    steps. Other servers are filled while training goes on, and take the place of all there were.
+    The job file keeps its own numbers, which a resumed run begins with.
     """
-    from raycloud.report.runs import ask_driver
+    from raycloud.report.runs import ask_driver, ask_for_servers
 
+    if workers is None and servers is None:
+        raise typer.BadParameter("say how many WORKERS, or --servers")
     if (directory := _local_run(run, address)) is not None:
-        typer.echo(f"asked {run} for {ask_driver(directory, workers)} workers")
+        if workers is not None:
+            typer.echo(f"asked {run} for {ask_driver(directory, workers)} workers")
+        if servers is not None:
+            ask_for_servers(directory, servers)
+            typer.echo(f"asked {run} for {servers} servers")
         return
     jobs = _jobs(address, insecure=insecure)
     found = jobs.find(run)
-    for line in jobs.asked(found, ["scale", found.directory, workers]):
+    asked = [] if workers is None else [workers]
+    asked += [] if servers is None else ["--servers", str(servers)]
+    for line in jobs.asked(found, ["scale", found.directory, *asked]):
         typer.echo(line)
 
 

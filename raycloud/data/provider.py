@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from raycloud.data.index import Prepared
     from raycloud.data.samples import BlockSamples
     from raycloud.task import Samples, Splits, Task
+
+Least = Literal["each", "one", "none"]  # of shards, that have to have a server
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,10 +42,15 @@ class Provider(Protocol):
         """
         ...
 
-    def servers(self, *, every: bool = True) -> Sequence[Sequence[Any]]:
-        """The `net.stream.Place` of each server of each shard; None: it does not answer.
+    @property
+    def layout(self) -> int:
+        """The number of the newest layout of servers: in how many shards, by which of them."""
+        ...
 
-        It waits where a shard has none; or, unless it is to find `every` one, where all have none.
+    def servers(self, layout: int = 0, *, least: Least = "each") -> Sequence[Sequence[Any]]:
+        """The `net.stream.Place` of each server of each shard of a layout; None: it is silent.
+
+        It waits where a shard has none; or where all have none, if `one` is enough; or not at all.
 
         Raises:
             TransportError: None comes.

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from raycloud.order import Layout, MicroBatch, Order
     from raycloud.recovery.rendezvous import Meeting
     from raycloud.step.straggler import Stalled, Straggling
-    from raycloud.worker.context import MemberConfig
+    from raycloud.worker.context import MemberConfig, ServerNames
     from raycloud.worker.member import Member
     from raycloud.worker.outbox import OutboxEntry, Survivor
 
@@ -197,6 +197,11 @@ class MemberActor:
         """See `Member.form`."""
         if term == self._term and self._member is not None:
             self._member.form(meeting)
+
+    def serve(self, layouts: Sequence[ServerNames], term: int = 0) -> None:
+        """See `RayProvider.serve`."""
+        if term == self._term and self._member is not None:
+            self._provider.serve(layouts)
 
     def prepare(self, number: int, change: Change, term: int = 0) -> None:
         """See `Member.prepare`."""

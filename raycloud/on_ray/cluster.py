@@ -45,7 +45,7 @@ from raycloud.planner.inventory import Inventory, capacity, place
 from raycloud.planner.plan import Plan, make
 from raycloud.planner.seen import SeenSteps
 from raycloud.recovery.rendezvous import Meeting
-from raycloud.spec.rundir import take_range
+from raycloud.spec.rundir import take_range, take_servers
 from raycloud.task import Task
 
 if TYPE_CHECKING:
@@ -128,9 +128,8 @@ class RayCluster:
         if self._session.job.servers.shards:
             from raycloud.on_ray.servers import Servers  # few jobs have some
 
-            self._servers = Servers(
-                self._session.job, self._watch.inventory, self._session.checkpoints
-            )
+            self._servers = Servers(self._session.job, self._session.checkpoints)
+            self._servers.begin(self._watch.inventory)
 
     def adopt(self, found: Failover) -> None:
         """Go on with members that are there, instead."""
@@ -141,7 +140,7 @@ class RayCluster:
     def spawn(self, command: Spawn) -> None:
         """See `Cluster.spawn`; collators are started beside the first members."""
         told = self._session.config(self._inputs.config_fields())
-        servers = () if self._servers is None else self._servers.names
+        servers = () if self._servers is None else self._servers.layouts
         told = replace(told, role=command.role, servers=servers)
         if command.joins:
             told = replace(told, joins=True, origin=self._origin, back=command.back)
@@ -219,9 +218,26 @@ class RayCluster:
             *untold,
             *told,
             *self._allotted(),
+            *self._serve(),
             *self._watch.poll(self._placed, self._fleet),
             *self._inputs.poll(),
         ]
+
+    def _serve(self) -> list[Event]:
+        """Another number of servers is asked for, or there."""
+        servers = self._servers
+        found, wanted = list[Event](), None
+        if servers is None or not servers.changing:
+            wanted, found = self._watch.take_shards()
+        if wanted is not None and servers is None:
+            detail = {"why": "the job has no servers"}
+            found.append(Noticed(what="a wish for other servers was passed over", detail=detail))
+        elif servers is not None and wanted is not None and wanted != servers.shards:
+            servers.change(wanted, self._watch.inventory)
+        if servers is not None and (what := servers.poll()):
+            found.append(Noticed(what=what))
+            self._fleet.serve(servers.layouts)
+        return found
 
     def _allotted(self) -> list[Event]:
         """Other runs have a right to seats, or no longer."""
@@ -238,6 +254,8 @@ class RayCluster:
         self._inputs.keep(event)
         if isinstance(event, MemberReady):
             self._ready[event.member] = event
+            if self._servers is not None and len(self._servers.layouts) > 1:
+                self._fleet.serve(self._servers.layouts)  # it may have waited for its place
         elif isinstance(event, MemberLeaving):
             self._watch.leaves(event)
         elif isinstance(event, StepsCommitted):
@@ -343,6 +361,16 @@ class ClusterWatch:
             )
             found += [leaving(member=member) for member in sorted(members)]
         return found
+
+    def take_shards(self) -> tuple[int | None, list[Event]]:
+        """How many shards of servers are asked for since the last call; None: no wish."""
+        if self._handle is not None and (wanted := self._handle.take_servers()) is not None:
+            return wanted, []
+        try:
+            return take_servers(self._directory.path), []
+        except ValueError as error:
+            detail = {"why": str(error)}
+            return None, [Noticed(what="a wish for other servers was passed over", detail=detail)]
 
     def _requests(self) -> list[Event]:
         if self._handle is not None and (wanted := self._handle.take_range()) is not None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from raycloud.net.stream import Place
     from raycloud.recovery.rendezvous import Meeting
     from raycloud.spec.sections import RoleResources
-    from raycloud.worker.context import MemberConfig
+    from raycloud.worker.context import MemberConfig, ServerNames
 
 POLL_S = 1.0  # a member that has nothing to say says so
 _LOOK_S = 0.5  # between two looks whether there is a place
@@ -349,6 +349,11 @@ class Fleet:
         """Send a change ahead to a member."""
         if process := self._processes.get(member):
             process.actor.prepare.remote(number, change, self._term)
+
+    def serve(self, layouts: Sequence[ServerNames]) -> None:
+        """Tell all members which layouts of servers there are."""
+        for process in self._processes.values():
+            process.actor.serve.remote(layouts, self._term)
 
     def release(self, members: Sequence[int]) -> None:
         """End processes and give back what they reserved."""

@@ -26,12 +26,13 @@ from raycloud.events import Noticed
 from raycloud.net.served import LostServerError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
     from ray import ObjectRef
 
     from raycloud.data.index import Block, Index
+    from raycloud.data.provider import Least
     from raycloud.data.samples import BlockSamples
     from raycloud.net.stream import Place
     from raycloud.on_ray.block_store import BlockFetcher
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from raycloud.on_ray.ingest import Ready
     from raycloud.order import Order
     from raycloud.task import Splits, Task
-    from raycloud.worker.context import MemberConfig
+    from raycloud.worker.context import MemberConfig, ServerNames
 
 _TRIES = 3  # the pipeline is made again as often
 _WARM_S = 120.0  # pinning goes at about 1 GB/s
@@ -83,6 +84,7 @@ class RayProvider:
         self._lock = Lock()
         self._noticing = Lock()  # of its own: nobody waits in it for another process
         self._warming = Lock()
+        self._layouts: Sequence[ServerNames] = config.servers
         self._pipeline: Any = None
         self._number = self._dead = -1  # that of the pipeline, and of the last that died
         self._wary = False
@@ -95,15 +97,24 @@ class RayProvider:
         self._notices: list[Noticed] = []
         self._train: dict[int, BlockSamples] = {}
 
-    def servers(self, *, every: bool = True) -> list[list[Place | None]]:
+    @property
+    def layout(self) -> int:
+        """See `Provider.layout`."""
+        return len(self._layouts) - 1
+
+    def serve(self, layouts: Sequence[ServerNames]) -> None:
+        """These are the layouts of servers that there have been, by the names of their actors."""
+        self._layouts = layouts
+
+    def servers(self, layout: int = 0, *, least: Least = "each") -> list[list[Place | None]]:
         """See `Provider.servers`."""
         clock = SystemClock()
         until_s = clock.monotonic_s() + _SERVER_STARTS_S
         while True:
-            asked = [[_asked_place(name) for name in names] for names in self._config.servers]
+            asked = [[_asked_place(name) for name in names] for names in self._layouts[layout]]
             found = [[_place(one) for one in shard] for shard in asked]
             there = [any(shard) for shard in found]
-            if all(there) if every else any(there):
+            if {"each": all(there), "one": any(there), "none": True}[least]:
                 return found
             if clock.monotonic_s() >= until_s:
                 raise LostServerError("no server of a shard is there")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import secrets
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycloud.checkpoint import LimitedStore, open_store
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from raycloud.net.stream import Place
     from raycloud.planner.inventory import Inventory
     from raycloud.spec import Job
+    from raycloud.worker.context import ServerNames
 
 
 @ray.remote
@@ -29,25 +32,81 @@ class ServerActor:
         """Where it listens."""
         return self._server.place
 
+    def busy(self) -> bool:
+        """Whether members may need what it has."""
+        return self._server.busy
+
 
 class Servers:
-    """The servers of a run.
+    """The servers of a run: of each layout, a number of shards, those of each shard.
+
+    Where there are to be others, these are started beside them. Once all are there, members are
+    told, who take them for theirs when they have what the others have; these are ended then.
 
     Attributes:
-        names: Of their actors, by which members find them: those of each shard.
+        layouts: Names of actors, by which members find them.
     """
 
-    def __init__(self, job: Job, nodes: Inventory, checkpoints: str) -> None:
-        """Start them: the copies of a shard on the nodes that follow its own."""
-        asked = job.servers
-        run, each = secrets.token_hex(4), 1 + asked.copies
-        self.names = tuple(
-            tuple(f"raycloud-server-{run}-{shard}-{copy}" for copy in range(each))
-            for shard in range(asked.shards)
+    def __init__(self, job: Job, checkpoints: str) -> None:
+        """There are none yet."""
+        self._job, self._checkpoints, self._run = job, checkpoints, secrets.token_hex(4)
+        self.layouts: tuple[ServerNames, ...] = ()
+        self._coming: ServerNames | None = None
+        self._actors: list[list[Any]] = []  # by layout
+        self._asked: list[Any] = []  # what the coming, or the last ones, were asked
+
+    @property
+    def changing(self) -> bool:
+        """Whether there are servers of two layouts."""
+        return self._coming is not None or any(self._actors[:-1])
+
+    @property
+    def shards(self) -> int:
+        """How many there are, or are to be."""
+        return len(self._coming or self.layouts[-1])
+
+    def begin(self, nodes: Inventory) -> None:
+        """Start the first ones."""
+        self.layouts = (self._start(self._job.servers.shards, nodes),)
+
+    def change(self, shards: int, nodes: Inventory) -> None:
+        """Start others in so many shards."""
+        self._coming = self._start(shards, nodes)
+        self._asked = [actor.place.remote() for actor in self._actors[-1]]
+
+    def poll(self) -> str:
+        """Returns at once; what has come of a change since the last call, as words, or nothing.
+
+        Members have to be told then what `layouts` there are.
+        """
+        if not self.changing or ray.wait(self._asked, num_returns=len(self._asked), timeout=0)[1]:
+            return ""
+        if self._coming is not None:
+            if not all(map(_answer, self._asked)):  # one has died, and is started again
+                self._asked = [actor.place.remote() for actor in self._actors[-1]]
+                return ""
+            self.layouts, self._coming = (*self.layouts, self._coming), None
+            told = f"{self.shards} servers are there, and are to take the others' place"
+        else:
+            told = ""
+            if not any(map(_answer, self._asked)):
+                for actor in self._actors[-2]:
+                    ray.kill(actor)
+                self._actors[-2] = []
+                return f"{self.shards} servers have taken the others' place"
+        self._asked = [actor.busy.remote() for actor in self._actors[-2]]
+        return told
+
+    def _start(self, shards: int, nodes: Inventory) -> ServerNames:
+        """The copies of a shard on the nodes that follow its own."""
+        job, begin = self._job, f"raycloud-server-{self._run}-{len(self._actors)}"
+        every = tuple(
+            tuple(f"{begin}-{shard}-{copy}" for copy in range(1 + job.servers.copies))
+            for shard in range(shards)
         )
         places = [node.name for node in nodes.nodes]
-        self._actors: list[Any] = []
-        for shard, names in enumerate(self.names):
+        actors = []
+        for shard, names in enumerate(every):
             for copy, name in enumerate(names):
                 node = places[(shard + copy) % len(places)]
                 actor = ServerActor.options(  # type: ignore[attr-defined]
@@ -56,11 +115,21 @@ class Servers:
                     max_restarts=-1,
                     # Softly: where its node is lost, it is started again on another.
                     scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
-                ).remote(shard, asked.shards, checkpoints, parameters=job.served)
-                self._actors.append(actor)
+                ).remote(shard, shards, self._checkpoints, parameters=job.served)
+                actors.append(actor)
+        self._actors.append(actors)
+        return every
 
     def close(self) -> None:
         """End them."""
-        for actor in self._actors:
+        for actor in chain(*self._actors):
             ray.kill(actor)
         self._actors = []
+
+
+def _answer(asked: Any) -> Any:
+    """What a server has answered; None: it died before it did."""
+    try:
+        return ray.get(asked)
+    except RayError:
+        return None

@@ -12,7 +12,7 @@ from raycloud.control import ControlSettings
 from raycloud.events import CheckpointPublished
 from raycloud.order import Position
 from raycloud.spec import RunDirectory
-from raycloud.spec.rundir import Range, checked_range
+from raycloud.spec.rundir import Range, checked_range, checked_servers
 from raycloud.worker.context import MemberConfig
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class RunHandle:
         self.reason: str | None = None
         self._turn = Lock()
         self._range: Range | None = None
+        self._servers: int | None = None
 
     def stop(self, reason: str = "asked to stop") -> None:
         """Ask for a checkpoint and the end; the first reason stays."""
@@ -72,6 +73,21 @@ class RunHandle:
         """What was asked for since the last call; None: nothing."""
         with self._turn:
             found, self._range = self._range, None
+        return found
+
+    def reshard(self, servers: int) -> None:
+        """Ask for so many servers, each with a part of what all have, from soon on.
+
+        Raises:
+            ValueError: That is no number of servers.
+        """
+        with self._turn:
+            self._servers = checked_servers(servers)
+
+    def take_servers(self) -> int | None:
+        """What was asked for since the last call; None: nothing."""
+        with self._turn:
+            found, self._servers = self._servers, None
         return found
 
 

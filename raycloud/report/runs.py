@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raycloud.bounded import json_value, open_regular, text_lines
-from raycloud.errors import JobError, MachineError, RaycloudError, RunDirectoryError
+from raycloud.errors import JobError, MachineError, RaycloudError, RunDirectoryError, SpecError
 from raycloud.events import RunFinished
 from raycloud.report.figures import byte_count, duration, figure, printable_line, table
 from raycloud.report.log import Tail
 from raycloud.report.run_status import RunStatus, status_of, to_line, total_steps
 from raycloud.report.snapshot import state_of
 from raycloud.report.state import RunState, Tally
-from raycloud.spec.rundir import RUNS, RunDirectory, ask_range, parse_range
+from raycloud.spec.rundir import RUNS, RunDirectory, ask_range, ask_servers, parse_range
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
@@ -172,6 +172,25 @@ def ask_driver(directory: Path, workers: str) -> str:
         raise _undriven(directory, "scale ID WORKERS")
     ask_range(directory, asked)
     return f"{asked['min_workers']} to {asked['max_workers']}"
+
+
+def ask_for_servers(directory: Path, servers: int) -> None:
+    """Ask the run in a directory for so many servers.
+
+    Raises:
+        JobError: Nobody drives it on this machine, it has none, or that is no number of servers.
+        MachineError: Its driver cannot be reached.
+    """
+    if not RunDirectory(directory).job().servers.shards:
+        raise SpecError(
+            "--servers",
+            servers,
+            "the run has no servers, and needs none",
+            hint="start one whose job has `servers: 1`, or more",
+        )
+    if driver_of(directory) is None:
+        raise _undriven(directory, "scale ID --servers N")
+    ask_servers(directory, servers)
 
 
 def _undriven(directory: Path, words: str) -> JobError:

@@ -87,8 +87,11 @@ class Server:
         self.shard = Shard()
         self._turn = THREADS.condition()
         self._sums: Sums | None = None
+        self._holds: Callable[[], bool] = lambda: False
         self._written: dict[int, _Written] = {}
         self._filling: tuple[int, list[tuple[str, Mapping[str, Any], list[Array]]]] | None = None
+        self._kept: tuple[int, dict[str, Any], dict[str, Values]] | None = None
+        self._retired = False
         self._waiting_bytes = 0
         self._loaded = (-1, -1)  # by a generation, as of a step
         self._streams: set[Stream] = set()
@@ -105,6 +108,8 @@ class Server:
             "square": self._square,
             "decide": self._decide,
             "read": self._read,
+            "filled": lambda *_: ({"filled": self._filling is None}, []),
+            "retire": self._retire,
             "save": self._save,
             "wait": self._wait,
         }
@@ -113,6 +118,7 @@ class Server:
             from raycloud.server.sums import Sums  # noqa: PLC0415 - likewise
 
             of, self._sums = ParameterActs(self._turn), Sums()
+            self._holds = lambda: of.shard.step >= 0
             self._acts |= {
                 "begin": of.enter,
                 "settle": of.settle,
@@ -191,7 +197,7 @@ class Server:
         try:
             if act is None:
                 raise InternalError(f"a server was asked for {asked!r:.40}")
-            if asked == "wait":
+            if asked == "wait" or "kept" in header:  # neither changes anything, nor is changed
                 return act(header, arrays)
             with self._turn:
                 return act(header, arrays)
@@ -227,7 +233,24 @@ class Server:
         generation, step = int(header["generation"]), int(header["step"])
         if step < self.shard.step:
             self._written = {}  # another way may lead there again
-        return {"answer": str(self.shard.enter(generation, step))}, []
+        answer = self.shard.enter(generation, step)
+        if self._kept is None or self._kept[0] != generation:
+            told = {"step": self.shard.step, "by": self.shard.by}
+            keeps = bool(header.get("keeps"))
+            self._kept = (generation, told, dict(self.shard.arrays())) if keeps else None
+        return {"answer": str(answer)}, []
+
+    def _retire(self, _: Mapping[str, Any], __: list[Array]) -> Reply:
+        """Other servers have what there is here: nothing more is asked of this one."""
+        self._retired, self._kept = True, None
+        return {}, []
+
+    @property
+    def busy(self) -> bool:
+        """Whether members may still need what is here."""
+        with self._turn:
+            holds = bool(self.shard.tables) or self._holds()
+            return (holds and not self._retired) or (self._sums is not None and self._sums.going)
 
     def _newest(self, header: Mapping[str, Any]) -> int:
         """The generation that is named; `InternalError`: another one has begun since."""
@@ -236,32 +259,46 @@ class Server:
         return generation
 
     def _fill(self, header: Mapping[str, Any], _: list[Array]) -> Reply:
-        """Get the rows from another server of this shard; the first who says so counts."""
+        """Get the rows from other servers; the first who says so counts.
+
+        From one of this shard, as they are by then; or, where the shards are others, from one of
+        each of these, as they were when the generation began.
+        """
         generation = self._newest(header)
         if self._filling is None or self._filling[0] < generation:
-            address, port, key = header["place"]
+            places = [Place(str(a), int(port), int(key)) for a, port, key in header["places"]]
             self._filling, self._waiting_bytes = (generation, []), 0
-            place = Place(str(address), int(port), int(key))
-            THREADS.thread(self._take_rows, place, generation, name="fills").start()
+            asked: dict[str, Any] = {"do": "snapshot"}
+            if header.get("anew"):
+                asked |= {"kept": generation, "number": self._number, "count": self._count}
+            THREADS.thread(self._take_rows, places, asked, generation, name="fills").start()
         return {}, []
 
-    def _take_rows(self, place: Place, generation: int) -> None:
+    def _take_rows(self, places: list[Place], asked: dict[str, Any], generation: int) -> None:
         try:
-            stream = connect(place, 0, silent_s=_FILLS_S)
-            try:
-                tell(stream, {"do": "snapshot"})
-                header, arrays = hear(stream, _MOST_ROWS_BYTES)
-            finally:
-                stream.close()
+            told, found = {"step": 0, "by": -1}, dict[str, list[Values]]()
+            for place in places:
+                stream = connect(place, 0, silent_s=_FILLS_S)
+                try:
+                    tell(stream, asked)
+                    header, arrays = hear(stream, _MOST_ROWS_BYTES)
+                finally:
+                    stream.close()
+                told = {name: max(int(header[name]), told[name]) for name in told}
+                for name, one in zip(header["names"], arrays, strict=True):
+                    found.setdefault(name, []).append(one)
+            rows = {name: np.concatenate(parts) for name, parts in found.items()}
+            made = Shard()
+            for table in self.shard.tables.values():
+                made.open(table.spec)
+            made.load(told["step"], rows, told["by"])  # nobody waits for it
             with self._turn:
                 if self._filling is None or self._filling[0] != generation:
                     return
-                (_, words), self._filling = self._filling, None
-                named = dict(zip(header["names"], arrays, strict=True))
-                self.shard.load(int(header["step"]), named, int(header["by"]))
-                self.shard.enter(generation, self.shard.step)
-                for asked, told, given in words:
-                    self._acts[asked](told, given)
+                (_, words), self._filling, self.shard = self._filling, None, made
+                made.enter(generation, made.step)
+                for what, word, given in words:
+                    self._acts[what](word, given)
                 self._turn.notify_all()
         except Exception:  # noqa: BLE001 - the last line before the thread's end
             self._give_up(generation)
@@ -274,8 +311,14 @@ class Server:
                 for stream in self._streams:
                     stream.hang_up()
 
-    def _snapshot(self, _: Mapping[str, Any], __: list[Array]) -> Reply:
-        """All rows, for another server of this shard."""
+    def _snapshot(self, header: Mapping[str, Any], _: list[Array]) -> Reply:
+        """All rows, for another server of this shard; or of those `kept` the ones of another."""
+        if "kept" in header:
+            kept = self._kept
+            if kept is None or kept[0] != int(header["kept"]):
+                raise InternalError("rows were asked for that are not kept")
+            rows = own_rows(kept[2], int(header["number"]), int(header["count"]))
+            return {**kept[1], "names": [*rows]}, [*rows.values()]
         if self._filling is not None:
             raise InternalError("rows were asked for that are still to come")
         arrays = dict(self.shard.arrays())
@@ -384,11 +427,19 @@ class Server:
                 arrays = {key: file[key] for key in file.files if key != "format"}
         except (ValueError, OSError, KeyError) as error:
             raise CheckpointError(f"{name} is damaged: {error}") from error
-        own = {}
-        for key in ("ids", "waiting"):
-            for path in (p for p in arrays if p.endswith(f"/{key}")):
-                own[path] = shard_of(arrays[path], self._count) == self._number
-        for path, values in arrays.items():
-            table, _, kind = path.rpartition("/")
-            of = "waiting" if kind in {"waiting", "named"} else "ids"
-            found.setdefault(path, []).append(values[own[f"{table}/{of}"]])
+        for path, values in own_rows(arrays, self._number, self._count).items():
+            found.setdefault(path, []).append(values)
+
+
+def own_rows(arrays: Mapping[str, Values], number: int, count: int) -> dict[str, Values]:
+    """Of arrays by `<table>/<name>` the rows that are of this one of so many shards."""
+    own = {}
+    for key in ("ids", "waiting"):
+        for path in (p for p in arrays if p.endswith(f"/{key}")):
+            own[path] = shard_of(arrays[path], count) == number
+    found = {}
+    for path, values in arrays.items():
+        table, _, kind = path.rpartition("/")
+        of = "waiting" if kind in {"waiting", "named"} else "ids"
+        found[path] = values[own[f"{table}/{of}"]]
+    return found

@@ -31,6 +31,11 @@ class Sums:
         self._coming: dict[int, socket.socket] = {}  # by rank, of the newest
         self._going: list[SumTransport] = []
 
+    @property
+    def going(self) -> bool:
+        """Whether members are there."""
+        return bool(self._coming) or any(not one.over for one in self._going)
+
     def check(self, generation: int) -> None:
         """`TransportError`: another one has begun since."""
         if generation < self.generation:

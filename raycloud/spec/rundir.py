@@ -19,7 +19,7 @@ import itertools
 import json
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
@@ -40,6 +40,8 @@ RESUMES: tuple[Resume, ...] = get_args(Resume)
 RUNS = Path("runs")  # where runs without a place of their own go, below the current directory
 ASIDE = "unsaved-"  # begins the names of folders with what starts without a checkpoint have left
 _REQUEST = "range.request"  # the file in which people ask for another range of workers
+_SERVERS_REQUEST = "servers.request"  # and for another number of servers
+MOST_SERVERS = 1024
 _REQUEST_FORMAT = 1
 _LARGEST_REQUEST_BYTES = 10_000
 
@@ -344,10 +346,14 @@ def ask_range(directory: Path, asked: Range) -> None:
     Raises:
         MachineError: It cannot be written.
     """
-    draft = directory / f"{_REQUEST}.{os.getpid()}.draft"
+    _ask(directory / _REQUEST, asked)
+
+
+def _ask(file: Path, asked: Mapping[str, Any]) -> None:
+    directory, draft = file.parent, file.with_name(f"{file.name}.{os.getpid()}.draft")
     try:
         draft.write_text(json.dumps({"format": _REQUEST_FORMAT, **asked}), encoding="utf-8")
-        draft.replace(directory / _REQUEST)
+        draft.replace(file)
     except OSError as error:
         raise MachineError(
             f"cannot leave a wish in {directory}: {error.strerror}",
@@ -361,7 +367,14 @@ def take_range(directory: Path) -> Range | None:
     Raises:
         ValueError: What was left is no range; it is taken away, too.
     """
-    path, taken = directory / _REQUEST, directory / f"{_REQUEST}.taken"
+    found = _taken(directory / _REQUEST)
+    if found is None:
+        return None
+    return checked_range(found.get("min_workers"), found.get("max_workers"))
+
+
+def _taken(path: Path) -> dict[str, Any] | None:
+    taken = path.with_name(f"{path.name}.taken")
     if not path.exists():
         return None
     try:
@@ -374,7 +387,39 @@ def take_range(directory: Path) -> Range | None:
         raise ValueError(f"{path} cannot be taken: {error.strerror}") from error
     if not isinstance(found, dict) or found.get("format") != _REQUEST_FORMAT:
         raise ValueError(f"{path} is of another format")
-    return checked_range(found.get("min_workers"), found.get("max_workers"))
+    return found
+
+
+def ask_servers(directory: Path, servers: int) -> None:
+    """Leave the wish for so many servers; one that was not taken yet is replaced.
+
+    Raises:
+        SpecError: That is no number of servers.
+        MachineError: It cannot be written.
+    """
+    try:
+        checked_servers(servers)
+    except ValueError as error:
+        hint = f"write a number from 1 to {MOST_SERVERS}"
+        raise SpecError("--servers", servers, str(error), hint=hint) from None
+    _ask(directory / _SERVERS_REQUEST, {"servers": servers})
+
+
+def take_servers(directory: Path) -> int | None:
+    """The wish that was left, taken away; None: there is none.
+
+    Raises:
+        ValueError: What was left is no number of servers; it is taken away, too.
+    """
+    found = _taken(directory / _SERVERS_REQUEST)
+    return None if found is None else checked_servers(found.get("servers"))
+
+
+def checked_servers(servers: object) -> int:
+    """The number; `ValueError`: it is none."""
+    if type(servers) is not int or not 1 <= servers <= MOST_SERVERS:
+        raise ValueError(f"{servers!r} is no number of servers")
+    return servers
 
 
 def checked_range(fewest: object, most: object) -> Range:

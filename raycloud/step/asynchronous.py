@@ -14,6 +14,7 @@ breaks, the next one goes on with the leases that all shards have, and computes 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from queue import Queue
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from raycloud.errors import InternalError, TaskError, TransportError
 from raycloud.net.served import LostServerError
 from raycloud.step.collate import PartialStep
 from raycloud.step.rounds import Rounds
-from raycloud.step.servers import Connections, Find, Name, Reply
+from raycloud.step.servers import Connections, FindLayout, Name, Newest, Reply, first_layout
 from raycloud.sync.codecs import CODECS
 
 if TYPE_CHECKING:
@@ -61,6 +62,9 @@ class Asynchronous(Rounds):
                     hint="write another sync.topology than servers",
                 )
         self._connections: Connections | None = None
+        self._find: FindLayout | None = None
+        self._newest: Newest = first_layout
+        self._layout = 0
         self._servers: list[Name] = []  # of each shard one
         self._who = {"generation": -1, "rank": 0, "members": 1}
         self._stands = -1  # at which round servers are
@@ -74,10 +78,28 @@ class Asynchronous(Rounds):
             torch.zeros(sum(p.numel() for p in self._parameters)) for _ in range(4)
         )
 
-    def serve(self, find: Find) -> None:
-        """The servers are found by `find`."""
+    def serve(self, find: FindLayout, newest: Newest = first_layout) -> None:
+        """The servers of a layout are found by `find`; `newest` says which there is."""
         self.close()
+        self._find, self._newest = find, newest
         self._connections = Connections(find)
+
+    @property
+    def returned(self) -> bool:
+        """There are other servers than this generation has, in their place."""
+        return self._newest() > self._layout
+
+    def _take_layout(self, lane: Lane) -> None:
+        """Go by the newest layout that all members know of; servers of another are not needed."""
+        known = int(min(row[0] for row in lane.gather([float(self._newest())])))
+        if known == self._layout or self._find is None:
+            return
+        before, self._connections = self._connections, Connections(partial(self._find, known))
+        if before is not None and lane.transport.rank == 0:
+            before.tell_each(self._servers, {"do": "retire"})
+        if before is not None:
+            before.close()
+        self._layout = known
 
     def hang_up(self) -> None:
         """In whichever thread: nothing more is waited for."""
@@ -112,6 +134,7 @@ class Asynchronous(Rounds):
             self._lost.zero_()
         rank, size = lane.transport.rank, lane.transport.size
         self._who = {"generation": generation, "rank": rank, "members": size}
+        self._take_layout(lane)
         connections = self._served()
         self._servers = [shard[0] for shard in connections.meet()]
         asked = {"do": "begin", "generation": generation, "step": step}

@@ -15,6 +15,7 @@ from raycloud.net.served import HUNG_S, LostServerError
 from raycloud.net.stream import connect
 
 if TYPE_CHECKING:
+    from raycloud.data.provider import Least
     from raycloud.net.stream import Place, Stream
     from raycloud.spec import Job
 
@@ -22,18 +23,25 @@ SILENT_S = 300.0  # it may read a checkpoint; a server that says nothing for so 
 _UNHEARD = 64  # answers, at most
 _LOOK_S = 2.0  # between two looks for one that is lost
 _MOST_DOUBLED = 7
+_FILLED_S = 0.2  # between two looks whether servers are filled
 
 Servers = Sequence[Sequence["Place | None"]]
 Find = Callable[[], Servers]
 
 
-class FindSome(Protocol):
-    """Finds the servers of all shards; see `data.provider.Provider.servers`."""
+class FindLayout(Protocol):
+    """Finds the servers of a layout; see `data.provider.Provider.servers`."""
 
-    def __call__(self, *, every: bool = True) -> Servers:
+    def __call__(self, layout: int = 0, *, least: Least = "each") -> Servers:
         """By shard."""
 
 
+def first_layout() -> int:
+    """The number of the only layout that there is."""
+    return 0
+
+
+Newest = Callable[[], int]  # says which layout of servers is the newest that is known
 Agree = Callable[[Sequence[float]], Sequence[Sequence[float]]]
 Name = tuple[int, int]  # of a server: its shard, and which of that shard's
 Reply = tuple[dict[str, Any], list[Array]]
@@ -195,6 +203,36 @@ class Return:
                     return
 
 
+class Filling:
+    """Waits, in a thread of its own, until servers have the rows that they are filled with.
+
+    Args:
+        find: Where they are.
+
+    Attributes:
+        came: They have them.
+    """
+
+    def __init__(self, find: Find) -> None:
+        self.came, self._find, self._over = False, find, Event()
+        Thread(target=self._wait, name="filling", daemon=True).start()
+
+    def end(self) -> None:
+        """They are waited for no longer."""
+        self._over.set()
+
+    def _wait(self) -> None:
+        connections = Connections(self._find)
+        while not self._over.wait(_FILLED_S):
+            with contextlib.suppress(TransportError, TaskError):
+                names = [name for shard in connections.meet() for name in shard]
+                answers = connections.ask_each(names, {"do": "filled"}).values()
+                if all(one["filled"] for one in answers):
+                    self.came = not self._over.is_set()
+                    break
+        connections.close()
+
+
 class Summing:
     """The servers that sum what members exchange in lockstep: of each shard one.
 
@@ -203,7 +241,9 @@ class Summing:
     """
 
     def __init__(self) -> None:
-        self._find: FindSome | None = None
+        self._find: FindLayout | None = None
+        self._newest: Newest = first_layout
+        self._layout = 0
         self._places: list[tuple[Name, Place]] = []
         self._lost: list[Name] = []
         self._met = False
@@ -215,9 +255,9 @@ class Summing:
         """Those of a job; None where members sum."""
         return cls() if job.served and not job.asynchronous else None
 
-    def serve(self, find: FindSome) -> None:
-        """The servers are found by `find`, which waits until there is one, or `every` one."""
-        self._find = find
+    def serve(self, find: FindLayout, newest: Newest = first_layout) -> None:
+        """The servers of a layout are found by `find`; `newest` says which there is."""
+        self._find, self._newest = find, newest
 
     def places(self) -> list[Place]:
         """See `net.served.SumServers`; of the first generation all are waited for.
@@ -227,7 +267,8 @@ class Summing:
         """
         if self._find is None:
             raise InternalError("servers were to sum, and nobody knows one")
-        every = self._find(every=not self._met)
+        self._layout = self._newest()
+        every = self._find(self._layout, least="one" if self._met else "each")
         self._places, self._lost = [], []
         for shard, some in enumerate(every):
             found = next(((n, place) for n, place in enumerate(some) if place is not None), None)
@@ -245,12 +286,14 @@ class Summing:
         unreached = [name for (name, _), goes in pairs if not goes]
         self._vain = self._vain + 1 if unreached else 0
         if (lost := [*self._lost, *unreached]) and self._find is not None:
-            self._return = Return(partial(self._find, every=False), lost, self._vain)
+            find = partial(self._find, self._layout, least="one")
+            self._return = Return(find, lost, self._vain)
 
     @property
     def returned(self) -> bool:
-        """All servers are there that this generation does without."""
-        return self._return is not None and self._return.came
+        """All servers are there that this generation does without, or others in their place."""
+        came = self._return is not None and self._return.came
+        return came or self._newest() > self._layout
 
     def hang_up(self) -> None:
         """Nothing: connections are the transport's."""

@@ -16,6 +16,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,18 @@ from raycloud.embedding import Embedding
 from raycloud.errors import InternalError, TaskError, TransportError
 from raycloud.net.served import LostServerError
 from raycloud.order import stream_seed
-from raycloud.step.servers import Agree, Connections, Find, Name, Return, UnfitError, View
+from raycloud.step.servers import (
+    Agree,
+    Connections,
+    Filling,
+    FindLayout,
+    Name,
+    Newest,
+    Return,
+    UnfitError,
+    View,
+    first_layout,
+)
 from raycloud.step.stateful import Stateful
 from raycloud.sync.codecs import CODECS
 from raycloud.sync.tables import Ids, TableSpec, Values, initial, shard_of, summed
@@ -43,6 +55,7 @@ TABLES_STREAM = 7
 _WRITES_S = 700.0  # longer than a server itself waits
 
 
+_NOWHERE = -1
 _AWAY, _ELSEWHERE, _STANDS = 0.0, 1.0, 3.0  # the last, and more by the generation that decided
 
 
@@ -80,7 +93,13 @@ class Tables(Stateful):
         self._passes: list[tuple[str, Ids, torch.Tensor]] = []
         self._gradients: dict[str, list[tuple[Ids, Values]]] = {}
         self.scale = 1.0
-        self._return: Return | None = None
+        self._return: Return | Filling | None = None
+        self._find: FindLayout | None = None
+        self._newest: Newest = first_layout
+        self._layout, self._known = _NOWHERE, 0  # that rows are read from, and the newest
+        # Servers of another layout, that are filled, and told meanwhile all that those here are.
+        self._coming: Connections | None = None
+        self._told_too: list[list[Name]] = []  # of these, by shard, in this generation
         for name, one in embeddings.items():
             one.bind(name, self.rows)
 
@@ -112,9 +131,10 @@ class Tables(Stateful):
                 )
         return cls(found, job, seat)
 
-    def serve(self, find: Find) -> None:
-        """The servers are found by `find`."""
+    def serve(self, find: FindLayout, newest: Newest = first_layout) -> None:
+        """The servers of a layout are found by `find`; `newest` says which there is."""
         self.close()
+        self._find, self._newest = find, newest
         self._connections = Connections(find)
 
     @contextlib.contextmanager
@@ -142,59 +162,140 @@ class Tables(Stateful):
             TransportError: A shard has no server that all reach.
             LostRowsError: A shard has no server with these rows, nor a checkpoint.
         """
+        self._take_layout(agree)
         connections = self._served()
+        told = {"generation": generation, "step": step}
+        coming, stand = self._look_at_coming(generation, step, agree)
+        if coming and stand:
+            self._move()
+            connections = self._served()
+        self._view, self._told_too = View(), []
         names = connections.meet()
         if not names:
             raise InternalError("the run has tables, and no servers were started for it")
         every = [name for shard in names for name in shard]
         seen = [self._look(name, generation, step) for name in every]
-        common = {
-            name: _AWAY if _AWAY in values else max(values)
-            for name, *values in zip(every, *agree(seen), strict=True)
-        }
-        self._view = View()
-        told = {"generation": generation, "step": step}
+        common = _common(every, agree(seen))
+        keeps = bool(coming) and not stand
         for shard in names:
-            there = [name for name in shard if common[name] != _AWAY]
-            if not there:
-                raise LostServerError(f"no server of shard {shard[0][0]} is reached by all")
-            newest = max(common[name] for name in there)
-            stand = [name for name in there if common[name] == newest]
-            lack = [name for name in there if common[name] != newest]
-            if newest < _STANDS:
-                stand, lack = there, []
-                self._load(stand, told)
-            connections.ask_each(stand, {"do": "enter", **told})
-            source = connections.place(stand[0])
-            fill = {"do": "fill", **told, "place": [source.address, source.port, source.key]}
-            connections.ask_each(lack, fill)
-            self._view.readers.append(stand[0])
-            self._view.tellers.append([*stand, *lack])
+            self._enter_shard(shard, common, told, keeps=keeps)
+        if keeps and self._coming is not None:
+            places = [_told_place(connections, name) for name in self._view.readers]
+            fill = {"do": "fill", **told, "places": places, "anew": True}
+            self._coming.ask_each([name for shard in coming for name in shard], fill)
+            self._told_too = coming
         self._read.clear()
         self._generation, self._step, self._pushed = generation, step, False
         lost = {name for name in every if name not in self._view.all}
         met = {name for name, value in zip(every, seen, strict=True) if value != _AWAY}
         self._vain = {name: self._vain.get(name, 0) + 1 for name in lost & met}
+        self._await(connections, lost)
+
+    def _await(self, connections: Connections, lost: set[Name]) -> None:
+        """Whatever would make another generation better than this one."""
         if self._return is not None:
             self._return.end()
-        vain = max(self._vain.values(), default=0)
-        self._return = Return(connections.find, lost, vain) if lost else None
+        vain, self._return = max(self._vain.values(), default=0), None
+        if self._told_too and self._coming is not None:
+            self._return = Filling(self._coming.find)
+        elif self._coming is not None:  # not all of these are reached
+            every = {(shard, 0) for shard in range(self._coming.shards)}
+            self._return = Return(self._coming.find, every, vain)
+        elif lost:
+            self._return = Return(connections.find, lost, vain)
+
+    def _take_layout(self, agree: Agree) -> None:
+        """Which servers have the rows, and which are to have them, as all members know."""
+        told = agree([float(self._newest()), float(self._layout)])
+        known, layout = int(min(row[0] for row in told)), int(max(row[1] for row in told))
+        if layout == _NOWHERE:  # nobody has read a row
+            layout = known
+        if layout != self._layout:
+            if layout and self._connections is not None:
+                self._connections.close()
+                self._connections = self._found(layout)
+            self._layout = layout
+        if known != self._known or (known > layout and self._coming is None):
+            self._leave_coming()
+            self._coming = self._found(known) if known > layout else None
+            self._known = known
+
+    def _found(self, layout: int) -> Connections:
+        if self._find is None:
+            raise InternalError("the tables' servers were to change, and nobody knows one")
+        return Connections(partial(self._find, layout, least="none") if layout else self._find)
+
+    def _leave_coming(self) -> None:
+        if self._coming is not None:
+            self._coming.close()
+        self._coming = None
+
+    def _look_at_coming(
+        self, generation: int, step: int, agree: Agree
+    ) -> tuple[list[list[Name]], bool]:
+        """The servers that are to have the rows, if all reach all of them; whether they have."""
+        if self._coming is None:
+            return [], False
+        names = self._coming.meet()
+        every = [name for shard in names for name in shard]
+        seen = [self._look(name, generation, step, self._coming) for name in every]
+        common = _common(every, agree(seen)).values()
+        if not every or _AWAY in common:
+            return [], False
+        return names, min(common) >= _STANDS
+
+    def _move(self) -> None:
+        """The servers that are to have the rows have them: they are read from there from now on."""
+        before, self._connections = self._connections, self._coming
+        self._coming, self._layout = None, self._known
+        self._decided = {}, {}
+        if before is not None:
+            before.tell_each(self._view.all, {"do": "retire"})
+            before.close()
+
+    def _enter_shard(
+        self,
+        shard: list[Name],
+        common: Mapping[Name, float],
+        told: Mapping[str, Any],
+        *,
+        keeps: bool,
+    ) -> None:
+        """A generation goes on with the servers of a shard that all reach."""
+        connections = self._served()
+        there = [name for name in shard if common[name] != _AWAY]
+        if not there:
+            raise LostServerError(f"no server of shard {shard[0][0]} is reached by all")
+        newest = max(common[name] for name in there)
+        stand = [name for name in there if common[name] == newest]
+        lack = [name for name in there if common[name] != newest]
+        if newest < _STANDS:
+            stand, lack = there, []
+            self._load(stand, told)
+        connections.ask_each(stand, {"do": "enter", **told, "keeps": keeps})
+        fill = {"do": "fill", **told, "places": [_told_place(connections, stand[0])]}
+        connections.ask_each(lack, fill)
+        self._view.readers.append(stand[0])
+        self._view.tellers.append([*stand, *lack])
 
     @property
     def returned(self) -> bool:
-        """All servers are there that this generation does without."""
-        return self._return is not None and self._return.came
+        """All servers are there that this generation does without, or others in their place."""
+        came = self._return is not None and self._return.came
+        return came or self._newest() > self._known
 
-    def _look(self, name: Name, generation: int, step: int) -> float:
-        """What a server is to a generation that goes on with a step."""
-        connections = self._connections
+    def _look(
+        self, name: Name, generation: int, step: int, others: Connections | None = None
+    ) -> float:
+        """What a server, here or of `others`, is to a generation that goes on with a step."""
+        connections = others or self._connections
         if connections is None or not connections.has(name):
             return _AWAY
         try:
             for spec in self._specs.values():
                 connections.ask_each([name], {"do": "open", "spec": asdict(spec)})
             told, whom = self._decided
-            if whom.get(name) == connections.place(name):
+            if others is None and whom.get(name) == connections.place(name):
                 # It may not have come, where the generation was given up just then.
                 connections.ask_each([name], told)
             asked = {"do": "look", "generation": generation, "step": step}
@@ -280,13 +381,20 @@ class Tables(Stateful):
         """
         if self._pushed or self._connections is None:
             return
-        count = self._connections.shards
-        told: dict[int, tuple[list[tuple[str, str]], list[Array]]] = {}
+        codes: dict[str, tuple[Ids, Values]] = {}
         for name, parts in self._gradients.items():
             ids = np.concatenate([one for one, _ in parts])
-            ids, gradients = summed(ids, np.concatenate([one for _, one in parts]))
-            self._gradients[name] = [(ids, gradients)]
-            shards = shard_of(ids, count)
+            codes[name] = summed(ids, np.concatenate([one for _, one in parts]))
+        self._gradients = {name: [one] for name, one in codes.items()}
+        self._push(self._connections, self._view.tellers)
+        if self._coming is not None and self._told_too:
+            self._push(self._coming, self._told_too)
+        self._pushed = True
+
+    def _push(self, connections: Connections, tellers: Sequence[Sequence[Name]]) -> None:
+        told: dict[int, tuple[list[tuple[str, str]], list[Array]]] = {}
+        for name, [(ids, gradients)] in self._gradients.items():
+            shards = shard_of(ids, len(tellers))
             for shard in np.unique(shards):
                 at = np.flatnonzero(shards == shard)
                 names, arrays = told.setdefault(int(shard), ([], []))
@@ -303,16 +411,16 @@ class Tables(Stateful):
         words: dict[Name, tuple[Mapping[str, Any], Sequence[Array]]] = {}
         for shard, (names, arrays) in told.items():
             word = {**header, "tables": names}, arrays
-            words |= dict.fromkeys(self._view.tellers[shard], word)
-        for answer, _ in self._connections.ask(words).values():
+            words |= dict.fromkeys(tellers[shard], word)
+        for answer, _ in connections.ask(words).values():
             if answer.get("answer") == "old term":
                 raise LostServerError("the generation is over: the servers are told by another")
-        self._pushed = True
 
     def take_bytes(self) -> tuple[int, int]:
         """Sent to servers since the last call: ids and gradients; and what those are in fp32."""
         plain, self._plain = self._plain, 0
-        return (0 if self._connections is None else self._connections.take_bytes()), plain
+        every = self._connections, self._coming
+        return sum(one.take_bytes() for one in every if one is not None), plain
 
     def _coded(self, gradients: Values) -> tuple[str, Array]:
         size = self._codec.bound(gradients.size)
@@ -352,6 +460,9 @@ class Tables(Stateful):
             places = {name: self._connections.place(name) for name in self._view.all}
             self._decided = told, places
             self._connections.tell_each(self._view.all, told)
+            if self._coming is not None:
+                names = [name for shard in self._told_too for name in shard]
+                self._coming.tell_each(names, told)
 
     def _forget(self, step: int) -> None:
         self._gradients.clear()
@@ -398,15 +509,28 @@ class Tables(Stateful):
 
     def hang_up(self) -> None:
         """In whichever thread: nothing more is waited for."""
-        if self._connections is not None:
-            self._connections.hang_up()
+        for one in (self._connections, self._coming):
+            if one is not None:
+                one.hang_up()
 
     def close(self) -> None:
         """End the connections."""
         if self._return is not None:
             self._return.end()
-        if self._connections is not None:
-            self._connections.close()
+        for one in (self._connections, self._coming):
+            if one is not None:
+                one.close()
+
+
+def _common(every: Sequence[Name], told: Sequence[Sequence[float]]) -> dict[Name, float]:
+    """What servers are to all members together, by what each has told of them."""
+    pairs = zip(every, *told, strict=True)
+    return {name: _AWAY if _AWAY in values else max(values) for name, *values in pairs}
+
+
+def _told_place(connections: Connections, name: Name) -> list[Any]:
+    place = connections.place(name)
+    return [place.address, place.port, place.key]
 
 
 def spec_of(name: str, one: Embedding, job: Job) -> TableSpec:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from raycloud.worker.saver import Saver
 
 
+ServerNames = tuple[tuple[str, ...], ...]  # of a layout's actors, by shard
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemberConfig:
     """What a member is told at its start.
@@ -39,8 +42,8 @@ class MemberConfig:
     driver's; other runs may share it, and `own_pipeline` is the name of one for settings that make
     other rows (empty: nobody shares it). `known` are the inputs that the run has read before, in
     their order. `collators` are
-    the names of the processes that make batches in the members' place, and `servers`, by shard, of
-    those that hold rows of tables. `only_steps` ends it after
+    the names of the processes that make batches in the members' place, and `servers`, for each
+    layout that there has been, of servers by shard. `only_steps` ends it after
     so many steps, whatever the job's length, which the task's schedule is made for all the same.
     One that `joins` takes its state from the others, who began with the checkpoint `origin`; where
     nobody is left who has it, all are going to load the checkpoint of step `back` together.
@@ -64,7 +67,7 @@ class MemberConfig:
     home: str = ""
     price_per_hour: float | None = None
     collators: tuple[str, ...] = ()
-    servers: tuple[tuple[str, ...], ...] = ()
+    servers: tuple[ServerNames, ...] = ()
     joins: bool = False
     origin: Manifest | None = None
     back: int | None = None

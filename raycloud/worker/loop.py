@@ -222,9 +222,8 @@ class Loop:
     def _take_servers_back(self) -> None:
         """One that was lost is there again: the next generation has it, too."""
         replica = self._context.replica
-        parts = (replica.tables, replica.summing) if self.seat.rank == 0 else ()
-        if any(part is not None and part.returned for part in parts):
-            raise LostServerError("a server that was lost is back: all meet anew")
+        if self.seat.rank == 0 and any(part.returned for part in replica.served):
+            raise LostServerError("servers have come, or come back: all meet anew")
 
     def save(self) -> None:
         """Checkpoint the state before the next step, unless that is done already."""

@@ -101,7 +101,7 @@ class Worker:
         )
         if provider is not None:
             for part in self._replica.served:
-                part.serve(provider.servers)
+                part.serve(provider.servers, lambda: provider.layout)
         self.pace = self._replica.pace
         self._replica.notice = lambda what, detail: self._notice(what, **detail)
         self._grown: dict[int, BlockSamples] = {}

@@ -43,7 +43,7 @@ class Served(Fleet):
         **changes: Any,
     ) -> None:
         self.servers, self.generation, self.number = servers, 0, 0
-        self.copies = copies
+        self.copies, self.others = copies, list[Sequence[Server]]()
         self.settings: dict[str, Any] = {"dropout": 0.0, **changes.pop("settings", {})}
         one = job(**{"servers": len(servers), "sync": {"bucket_bytes": 1024}, **changes})
         super().__init__(one, Looked(**self.settings), shares)
@@ -54,11 +54,13 @@ class Served(Fleet):
         for replica in replicas:
             assert replica.tables is not None
             OPEN.append(replica.tables)
-            replica.tables.serve(self.find)
+            replica.tables.serve(self.find, lambda: len(self.others))
         self.enter()
 
-    def find(self) -> list[list[Any]]:
+    def find(self, layout: int = 0, **_: Any) -> list[list[Any]]:
         """By shard, where its servers listen."""
+        if layout:
+            return [[one.place] for one in self.others[layout - 1]]
         return [
             [one.place, *(other.place for other in self.copies[at : at + 1])]
             for at, one in enumerate(self.servers)
@@ -72,7 +74,9 @@ class Served(Fleet):
             def agree(rank: int, values: Sequence[float]) -> list[Sequence[float]]:
                 said[rank] = values
                 meeting.wait(10.0)
-                return [said[one] for one in sorted(said)]
+                found = [said[one] for one in sorted(said)]
+                meeting.wait(10.0)  # before the next round
+                return found
 
             entered = [
                 threads.submit(one.tables.enter, self.generation, self.number, partial(agree, at))
@@ -457,4 +461,57 @@ def test_a_checkpoint_of_other_tables_is_no_lost_one(servers: list[Server], tmp_
     with pytest.raises(TaskError, match="other tables"):
         changed.enter(5, 2, lambda values: [values])
     for one in (*others, *fresh):
+        one.close()
+
+
+def test_rows_move_to_another_number_of_servers(servers: list[Server], tmp_path: Path) -> None:
+    """Two, three, one: they are filled while steps go on, and then asked in the others' place."""
+    fleet, number = Served(servers, [5, 3]), 0
+    tables = fleet.replicas[0].tables
+    assert tables is not None
+
+    def steps(count: int) -> None:
+        nonlocal number
+        for _ in range(count):
+            fleet.step(number)
+            number += 1
+
+    steps(4)
+    every = [servers]
+    for count in (3, 1):
+        store = open_store(tmp_path)
+        every.append([Server(at, count, store, "127.0.0.1") for at in range(count)])
+        fleet.others.append(every[-1])
+        assert tables.returned
+        fleet.generation += 1
+        fleet.enter()
+        steps(3)  # by the ones before, and told to the others
+        assert all(one.busy for one in every[-2])
+        wait_for("servers to be filled", lambda: tables.returned)
+        fleet.generation += 1
+        fleet.enter()
+        assert not tables.returned
+        steps(3)
+        wait_for("the others to be left", lambda: not any(one.busy for one in every[-2]))
+        for one in every[-2]:
+            one.close()
+    assert fleet.apart(number) <= 1e-9
+    assert every[-1][0].shard.tables[TABLE].count >= 15
+    for one in every[-1]:
+        one.close()
+
+
+def test_servers_that_not_all_reach_are_done_without(servers: list[Server], tmp_path: Path) -> None:
+    fleet = Served(servers, [5, 3])
+    fleet.step(0)
+    coming = [Server(at, 3, open_store(tmp_path), "127.0.0.1") for at in range(3)]
+    fleet.others.append(coming)
+    coming[1].close()
+    fleet.generation += 1
+    fleet.enter()
+    for number in range(1, 6):
+        fleet.step(number)
+    assert fleet.apart(6) <= 1e-9
+    assert all(one.busy for one in servers)
+    for one in coming:
         one.close()
