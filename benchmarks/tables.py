@@ -5,6 +5,10 @@ which a step names some 1%. Once with `raycloud.Embedding` (plain, and with int8
 server on each machine; once as `torch.nn.Embedding`, whose gradients travel round a ring. All take
 turns in one run. Says samples a second, and the bytes that a worker sends in a step, also as a part
 of the table's own bytes in fp32.
+
+With `--reshard`: rows of 50 MB, what is kept beside them included, are moved from two servers to
+three and to one while training goes on. Says the longest time between two updates meanwhile, and
+the usual one. The exit status is 1 where the difference is more than 0.3 s.
 """
 
 from __future__ import annotations
@@ -12,10 +16,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +38,20 @@ from benchmarks.machine import ROOT, describe
 from benchmarks.testbed import NodeSpec, Spec, Testbed
 from benchmarks.testbed.cluster import Cluster
 from raycloud import Splits, Task
-from raycloud.events import StepsCommitted
+from raycloud.errors import RunDirectoryError
+from raycloud.events import Event, Noticed, StepsCommitted
 from raycloud.report.log import read_events
+from raycloud.spec.rundir import ask_servers
 
 WIDTH, NAMED = 32, 10  # values of a row, ids of a sample
 SAMPLES = 1024  # of a step
 SETTLES = 3  # steps that do not count
 _ENDS_S = 600.0
+_ROW_BYTES = 4 * WIDTH + 4 + 8 + 8  # of a row, with its square, id and last step
+_MOVED_BYTES = 50_000_000
+_LEARNT = 200  # steps, after which nearly all rows are there
+_AT_MOST_S = 0.3
+_LOOK_S = 0.1
 
 
 class Wide(Task):
@@ -66,6 +82,32 @@ class Wide(Task):
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """One without moments: the ring is what is compared."""
         return torch.optim.SGD(model.parameters(), 0.1)
+
+
+class Timed(torch.optim.SGD):
+    """Notes when it made each step."""
+
+    def __init__(self, parameters: Any, rate: float, journal: str) -> None:
+        super().__init__(parameters, rate)
+        self._journal = Path(journal)
+
+    def step(self, closure: Any = None) -> Any:  # noqa: ARG002 - it takes none
+        """See `Optimizer.step`."""
+        super().step()
+        with self._journal.open("a") as file:
+            file.write(f"{time.monotonic()}\n")
+
+
+class TimedWide(Wide):
+    """Writes the time of each update, of each worker, to files in `journals`."""
+
+    def __init__(self, *, rows: int, dense: bool, journals: str) -> None:
+        super().__init__(rows=rows, dense=dense)
+        self.journals = journals
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """One that notes when it is used."""
+        return Timed(model.parameters(), 0.1, f"{self.journals}/{os.getpid()}")
 
 
 CONTESTANTS: dict[str, dict[str, Any]] = {
@@ -116,6 +158,111 @@ def rates(log: Path, members: int) -> dict[str, float]:
     }
 
 
+def told(run: Path) -> list[Event]:
+    """The events of a run so far."""
+    try:
+        return [event for _, event in read_events(run / "events.jsonl")]
+    except RunDirectoryError:
+        return []
+
+
+def until(run: Path, what: Any) -> None:
+    """Wait for an event of a run of which `what` is true."""
+    ends_s = time.monotonic() + _ENDS_S
+    while not any(map(what, told(run))):
+        if time.monotonic() > ends_s:
+            raise RuntimeError(f"{run} has not come that far in {_ENDS_S:g} s")
+        threading.Event().wait(_LOOK_S)
+
+
+def moved(cluster: Cluster, bed: Testbed, place: Path) -> list[dict[str, float]]:
+    """The longest and the usual time between two updates, for each change of servers."""
+    nodes, rows = len(bed.nodes), _MOVED_BYTES // _ROW_BYTES
+    journals, run = place / "journals", place / "run"
+    journals.mkdir(parents=True)
+    job = {
+        "format": 1,
+        "task": "benchmarks.tables:TimedWide",
+        "settings": {"rows": rows, "dense": False, "journals": str(journals)},
+        "steps": 1_000_000,
+        "global_batch": SAMPLES,
+        "micro_batch": SAMPLES // 32,
+        "servers": 2,
+        "elastic": {"min_workers": nodes, "max_workers": nodes, "shares": "equal"},
+        "checkpoint": {"every_steps": None},
+    }
+    (place / "job.yaml").write_text(yaml.safe_dump(job))
+    program = str(Path(sys.executable).with_name("raycloud"))
+    command = [program, "train", str(place / "job.yaml"), "--run-dir", str(run)]
+    command += ["--plain", "--address", cluster.address]
+    log = place / "driver.log"
+    driver = bed.head.start(command, environment=cluster.environment, log=log)
+    try:
+        until(run, lambda e: isinstance(e, StepsCommitted) and e.last_step >= _LEARNT)
+        found = []
+        for servers in (3, 1):
+            began_s = time.monotonic()
+            ask_servers(run, servers)
+            begin, end = f"servers: {servers} in", "from now on"
+            until(run, partial(_is_told, begin=begin, end=end))
+            found.append((servers, began_s, time.monotonic()))
+            threading.Event().wait(2.0)
+    finally:
+        os.kill(driver.pid, signal.SIGTERM)
+    driver.wait(_ENDS_S)
+    return [
+        {"servers": servers, **pauses(journals, began_s, ended_s), "seconds": ended_s - began_s}
+        for servers, began_s, ended_s in found
+    ]
+
+
+def _is_told(event: Event, *, begin: str, end: str) -> bool:
+    if not isinstance(event, Noticed):
+        return False
+    return event.what.startswith(begin) and event.what.endswith(end)
+
+
+def pauses(journals: Path, began_s: float, ended_s: float) -> dict[str, float]:
+    """Of the worker that stood still longest: the longest time between two updates, the usual."""
+    worst = {"longest_s": 0.0, "usual_s": 0.0}
+    for one in journals.iterdir():
+        times = [float(line) for line in one.read_text().splitlines()]
+        between = [(b, b - a) for a, b in pairwise(times)]
+        within = [gap for at, gap in between if began_s <= at <= ended_s]
+        if within and max(within) > worst["longest_s"]:
+            usual_s = statistics.median(gap for at, gap in between if at < began_s)
+            worst = {"longest_s": max(within), "usual_s": usual_s}
+    return worst
+
+
+def reshard(asked: argparse.Namespace) -> None:
+    """Measure the pauses, and end with 1 where one is too long."""
+    link = {"egress_bits_per_s": asked.bits_per_s, "ingress_bits_per_s": asked.bits_per_s}
+    nodes = tuple(NodeSpec(name=f"n{at}", **link) for at in range(asked.nodes))
+    found: list[dict[str, float]] = []
+    for _ in range(asked.repeats):
+        with (
+            tempfile.TemporaryDirectory(prefix="t") as folder,
+            Testbed(Spec(nodes=nodes)) as bed,
+            Cluster(bed, directory=Path(folder) / "c", environment=_environment()) as one,
+        ):
+            one.join(*bed.nodes)
+            for node in bed.nodes.values():
+                node.throttle(asked.cores)
+            found += moved(one, bed, Path(folder) / "run")
+    for row in found:
+        pause_s = row["longest_s"] - row["usual_s"]
+        print(
+            f"to {row['servers']:.0f} servers: {pause_s:.3f} s beyond a usual step of "
+            f"{row['usual_s']:.3f} s, all done after {row['seconds']:.1f} s"
+        )
+    if asked.json:
+        machine = describe(os.sched_getaffinity(0))
+        kept = {"machine": machine, "asked": vars(asked) | {"json": None}, "moves": found}
+        asked.json.write_text(json.dumps(kept, indent=1) + "\n")
+    sys.exit(any(row["longest_s"] - row["usual_s"] > _AT_MOST_S for row in found))
+
+
 def main() -> None:
     """Measure all, in turns."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -125,7 +272,10 @@ def main() -> None:
     parser.add_argument("--bits-per-s", type=float, default=1e8)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--reshard", action="store_true")
     asked = parser.parse_args()
+    if asked.reshard:
+        reshard(asked)
     found: dict[str, list[Mapping[str, float]]] = {name: [] for name in CONTESTANTS}
     link = {"egress_bits_per_s": asked.bits_per_s, "ingress_bits_per_s": asked.bits_per_s}
     nodes = tuple(NodeSpec(name=f"n{at}", **link) for at in range(asked.nodes))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,6 +78,19 @@ class Looked(Gated):
 
     def scheduler(self, optimizer: Any, steps: int) -> Any:
         return super().scheduler(optimizer.net if isinstance(optimizer, Both) else optimizer, steps)
+
+
+class Slow(Looked):
+    """Makes a batch in 0.15 s until the file `until` is there."""
+
+    def __init__(self, *, until: str = "", **settings: Any) -> None:
+        super().__init__(**settings)
+        self.until = until
+
+    def batch(self, samples: Any, rng: Any) -> Any:
+        if self.until and not Path(self.until).exists():
+            threading.Event().wait(0.15)
+        return super().batch(samples, rng)
 
 
 class PlainLooked(Looked):

@@ -86,14 +86,14 @@ class Servers:
                 self._asked = [actor.place.remote() for actor in self._actors[-1]]
                 return ""
             self.layouts, self._coming = (*self.layouts, self._coming), None
-            told = f"{self.shards} servers are there, and are to take the others' place"
+            told = f"servers: {self.shards} to come in the place of {len(self.layouts[-2])}"
         else:
             told = ""
             if not any(map(_answer, self._asked)):
                 for actor in self._actors[-2]:
                     ray.kill(actor)
                 self._actors[-2] = []
-                return f"{self.shards} servers have taken the others' place"
+                return f"servers: {self.shards} in the place of {len(self.layouts[-2])} from now on"
         self._asked = [actor.busy.remote() for actor in self._actors[-2]]
         return told
 

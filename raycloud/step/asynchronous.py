@@ -95,10 +95,8 @@ class Asynchronous(Rounds):
         if known == self._layout or self._find is None:
             return
         before, self._connections = self._connections, Connections(partial(self._find, known))
-        if before is not None and lane.transport.rank == 0:
-            before.tell_each(self._servers, {"do": "retire"})
         if before is not None:
-            before.close()
+            before.retire()
         self._layout = known
 
     def hang_up(self) -> None:

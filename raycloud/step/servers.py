@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -139,6 +140,17 @@ class Connections:
                 while self._unheard[name] > _UNHEARD:
                     self._unheard[name] -= 1
                     _answered(*hear(stream))
+
+    def retire(self) -> None:
+        """Tell all that others have what they have, in a thread of its own; then end."""
+        Thread(target=self._retire, name="retire", daemon=True).start()
+
+    def _retire(self) -> None:
+        with contextlib.suppress(TransportError):
+            for name in chain(*self.meet()):
+                with contextlib.suppress(TransportError):
+                    self.ask_each([name], {"do": "retire"})
+        self.close()
 
     @contextlib.contextmanager
     def _breaking(self, name: Name) -> Iterator[Stream]:

@@ -250,8 +250,7 @@ class Tables(Stateful):
         self._coming, self._layout = None, self._known
         self._decided = {}, {}
         if before is not None:
-            before.tell_each(self._view.all, {"do": "retire"})
-            before.close()
+            before.retire()
 
     def _enter_shard(
         self,

@@ -14,7 +14,14 @@ import pytest
 import raycloud
 from raycloud.checkpoint import open_store
 from raycloud.errors import TaskError
-from raycloud.events import CheckpointPublished, Event, MemberReady, Recovered, StepsCommitted
+from raycloud.events import (
+    CheckpointPublished,
+    Event,
+    MemberReady,
+    Noticed,
+    Recovered,
+    StepsCommitted,
+)
 from raycloud.spec import Job
 from raycloud.spec.load import with_values
 from raycloud.sync.tables import TableSpec, initial
@@ -34,11 +41,11 @@ def looked(workers: int | list[int], servers: Any, **changes: Any) -> Job:
     return with_values(made, {"task": f"{LOOKED}:Looked"})
 
 
-def rows_of(run: Path, job: Job) -> np.ndarray:
+def rows_of(run: Path, job: Job, shards: int) -> np.ndarray:
     """The table in the run's checkpoint of its last step; ids without a row as they begin."""
     store = open_store(str(run / "checkpoints"))
     names = [name for name in store.names(f"step-{STEPS:08d}") if "/tables-" in name]
-    assert len(names) == job.servers.shards
+    assert len(names) == shards
     found: dict[int, np.ndarray] = {}
     for name in names:
         with np.load(run / "checkpoints" / name) as file:
@@ -48,13 +55,14 @@ def rows_of(run: Path, job: Job) -> np.ndarray:
     return np.stack([found.get(int(one), initial(spec, np.array([one]))[0]) for one in IDS])
 
 
-def check(run: Path, job: Job, **settings: Any) -> None:
+def check(run: Path, job: Job, shards: int | None = None, **settings: Any) -> None:
     assert exact_steps(run) == STEPS
     state, table = reference(job, STEPS, **settings)
     own = parameters(run)
     assert own.keys() == state.keys()
     assert max(float((own[name] - state[name]).abs().max()) for name in state) <= 1e-9
-    known = (np.abs(rows_of(run, job) - table.numpy()).max(1) <= 1e-9).sum()
+    rows = rows_of(run, job, job.servers.shards if shards is None else shards)
+    known = (np.abs(rows - table.numpy()).max(1) <= 1e-9).sum()
     named = (table != reference(job, 0, **settings)[1]).any(1).sum()
     assert known == int(named) >= 15  # those that no step has named begin otherwise here
 
@@ -146,6 +154,33 @@ def test_another_number_of_servers_and_workers_goes_on(tmp_path: Path) -> None:
     other = looked(1, 3)
     run = raycloud.train(other, run_dir=tmp_path / "run", resume=True)
     check(run.directory, other)
+
+
+class Moved:
+    """Asks for other numbers of servers, each once those before have taken their place."""
+
+    def __init__(self, gate: Path, *wanted: int) -> None:
+        self.handle, self.gate, self.wanted = raycloud.RunHandle(), gate, list(wanted)
+
+    def __call__(self, event: Event) -> None:
+        done = isinstance(event, Noticed) and "from now on" in event.what
+        first = isinstance(event, StepsCommitted) and len(self.wanted) == 2
+        if done and not self.wanted:
+            self.gate.touch()
+        elif (done or first) and self.wanted:
+            self.handle.reshard(self.wanted.pop(0))
+
+
+def test_another_number_of_servers_while_it_trains(tmp_path: Path) -> None:
+    """Two, three, one: nothing is lost or counted twice, and no step is computed again."""
+    gate = tmp_path / "gate"
+    one = looked(2, 2, settings={"until": str(gate)})
+    one = with_values(one, {"task": f"{LOOKED}:Slow"})
+    moved = Moved(gate, 3, 1)
+    run = raycloud.train(one, run_dir=tmp_path / "run", stop=moved.handle, observer=moved)
+    assert gate.exists()
+    check(run.directory, one, shards=1)
+    assert {event.lost_steps for event in of_kind(Recovered, run.events)} == {0}
 
 
 def test_tables_without_servers_are_refused(tmp_path: Path) -> None:
