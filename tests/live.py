@@ -19,11 +19,11 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from raycloud import Run
+from raycloud import Run, RunHandle
 from raycloud.checkpoint import Manifest, latest, open_store
 from raycloud.checkpoint.payload import load_tensors
 from raycloud.errors import RunDirectoryError
-from raycloud.events import CheckpointPublished, Event
+from raycloud.events import CheckpointPublished, Event, Noticed, StepsCommitted
 from raycloud.order import read_ledger
 from raycloud.report.log import read_events
 from raycloud.spec import Job
@@ -179,6 +179,21 @@ def members_below(folder: Path) -> list[int]:
     return sorted(
         pid for pid, line in processes_below(folder).items() if line.startswith("ray::MemberActor")
     )
+
+
+class Moved:
+    """Asks for other numbers of servers, each once those before have taken their place."""
+
+    def __init__(self, gate: Path, *wanted: int) -> None:
+        self.handle, self.gate, self.wanted = RunHandle(), gate, list(wanted)
+
+    def __call__(self, event: Event) -> None:
+        done = isinstance(event, Noticed) and "from now on" in event.what
+        first = isinstance(event, StepsCommitted) and len(self.wanted) == 2
+        if done and not self.wanted:
+            self.gate.touch()
+        elif (done or first) and self.wanted:
+            self.handle.reshard(self.wanted.pop(0))
 
 
 def events(run_dir: Path) -> list[Event]:

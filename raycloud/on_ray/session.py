@@ -40,7 +40,7 @@ class StopSwitch(Protocol):
 
 
 class RunHandle:
-    """What a caller holds of a run that goes on: it may be stopped, and have other workers.
+    """What a caller holds of a run: it may be stopped, and have other workers or servers.
 
         handle = raycloud.RunHandle()
         threading.Thread(target=raycloud.train, args=(job,), kwargs={"stop": handle}).start()

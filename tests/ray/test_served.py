@@ -9,7 +9,7 @@ import pytest
 
 import raycloud
 from raycloud.events import ExchangeBroken, MemberLost, Recovered
-from tests.live import apart, asked, exact_steps, of_kind
+from tests.live import Moved, apart, asked, exact_steps, of_kind
 from tests.live_tasks import Broad
 from tests.lockstep import plain_loop
 from tests.ray.test_asynchronous import kill_server
@@ -72,3 +72,19 @@ def test_a_killed_server_costs_no_step(codec: str, tmp_path: Path, ray_tmpdir: P
     first, *_ = of_kind(Recovered, run.events)
     assert first.lost_steps == 0
     assert first.resumed_s - first.detected_s < 2.0  # a server takes longer to be started
+
+
+@pytest.mark.parametrize("staleness", variants(0, 2))
+def test_another_number_of_servers_while_it_trains(staleness: int, tmp_path: Path) -> None:
+    """Two, three, one: each generation cuts parameters as there are servers."""
+    gate = tmp_path / "gate"
+    settings = {"gate": str(gate), "pause_s": 0.05, "double": not staleness}
+    sync = {"topology": "servers", "staleness": staleness, "bucket_bytes": 1024}
+    job = asked("Broad", [5, 3], steps=200, sync=sync, servers=2, settings=settings)
+    moved = Moved(gate, 3, 1)
+    run = raycloud.train(job, run_dir=tmp_path / "run", stop=moved.handle, observer=moved)
+    assert gate.exists()
+    assert exact_steps(run.directory) == 200
+    reference = plain_loop(job, Broad(double=not staleness), 200)
+    assert apart(run.directory, reference) <= (0.8 if staleness else 1e-9)
+    assert {event.lost_steps for event in of_kind(Recovered, run.events)} == {0}

@@ -18,14 +18,13 @@ from raycloud.events import (
     CheckpointPublished,
     Event,
     MemberReady,
-    Noticed,
     Recovered,
     StepsCommitted,
 )
 from raycloud.spec import Job
 from raycloud.spec.load import with_values
 from raycloud.sync.tables import TableSpec, initial
-from tests.live import asked, events, exact_steps, of_kind, parameters, processes_below
+from tests.live import Moved, asked, events, exact_steps, of_kind, parameters, processes_below
 from tests.looked import IDS, TABLE, reference
 from tests.tiers import variants
 
@@ -154,21 +153,6 @@ def test_another_number_of_servers_and_workers_goes_on(tmp_path: Path) -> None:
     other = looked(1, 3)
     run = raycloud.train(other, run_dir=tmp_path / "run", resume=True)
     check(run.directory, other)
-
-
-class Moved:
-    """Asks for other numbers of servers, each once those before have taken their place."""
-
-    def __init__(self, gate: Path, *wanted: int) -> None:
-        self.handle, self.gate, self.wanted = raycloud.RunHandle(), gate, list(wanted)
-
-    def __call__(self, event: Event) -> None:
-        done = isinstance(event, Noticed) and "from now on" in event.what
-        first = isinstance(event, StepsCommitted) and len(self.wanted) == 2
-        if done and not self.wanted:
-            self.gate.touch()
-        elif (done or first) and self.wanted:
-            self.handle.reshard(self.wanted.pop(0))
 
 
 def test_another_number_of_servers_while_it_trains(tmp_path: Path) -> None:

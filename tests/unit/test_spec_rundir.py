@@ -26,7 +26,13 @@ from raycloud.spec import (
     goes_on,
     resume_word,
 )
-from raycloud.spec.rundir import ask_range, parse_range, take_range
+from raycloud.spec.rundir import (
+    ask_range,
+    ask_servers,
+    parse_range,
+    take_range,
+    take_servers,
+)
 
 
 def job(**values: Any) -> Job:
@@ -461,3 +467,22 @@ def test_a_pipe_in_its_place_is_not_waited_for(tmp_path: Path) -> None:
 def test_where_it_cannot_be_left_that_is_said(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match="cannot leave a wish"):
         ask_range(tmp_path / "gone", {"min_workers": 1, "max_workers": 1})
+
+
+def test_a_wish_for_servers_is_taken_once(tmp_path: Path) -> None:
+    assert take_servers(tmp_path) is None
+    for count in (2, 3):
+        ask_servers(tmp_path, count)
+    assert take_servers(tmp_path) == 3
+    assert take_servers(tmp_path) is None
+    (tmp_path / "servers.request").write_text(json.dumps({"format": 1, "servers": "3"}))
+    with pytest.raises(ValueError, match="'3' is no number of servers"):
+        take_servers(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("count", [0, -1, 1025])
+def test_what_is_no_number_of_servers_is_refused(tmp_path: Path, count: int) -> None:
+    with pytest.raises(SpecError, match="no number of servers") as refused:
+        ask_servers(tmp_path, count)
+    assert "from 1 to 1024" in refused.value.hint
