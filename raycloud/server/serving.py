@@ -44,6 +44,7 @@ _MOST_STRANGERS = 64  # that have not said the key
 _MOST_ROWS_BYTES = 2**44  # of another server, that is ours
 WRITES_S = 600.0  # who waits for a file that is being written is told by then
 
+When = tuple[int, int]
 Reply = tuple[dict[str, Any], list[Array]]
 
 
@@ -89,8 +90,9 @@ class Server:
         self._sums: Sums | None = None
         self._holds: Callable[[], bool] = lambda: False
         self._written: dict[int, _Written] = {}
-        self._filling: tuple[int, list[tuple[str, Mapping[str, Any], list[Array]]]] | None = None
-        self._kept: tuple[int, dict[str, Any], dict[str, Values]] | None = None
+        # When members said so: a generation, and its next step.
+        self._filling: tuple[When, list[tuple[str, Mapping[str, Any], list[Array]]]] | None = None
+        self._kept: tuple[When, dict[str, Any], dict[str, Values]] | None = None
         self._retired = False
         self._waiting_bytes = 0
         self._loaded = (-1, -1)  # by a generation, as of a step
@@ -234,10 +236,11 @@ class Server:
         if step < self.shard.step:
             self._written = {}  # another way may lead there again
         answer = self.shard.enter(generation, step)
-        if self._kept is None or self._kept[0] != generation:
+        if not header.get("keeps"):
+            self._kept = None
+        elif self._kept is None or self._kept[0] != (generation, step):
             told = {"step": self.shard.step, "by": self.shard.by}
-            keeps = bool(header.get("keeps"))
-            self._kept = (generation, told, dict(self.shard.arrays())) if keeps else None
+            self._kept = (generation, step), told, dict(self.shard.arrays())
         return {"answer": str(answer)}, []
 
     def _retire(self, _: Mapping[str, Any], __: list[Array]) -> Reply:
@@ -264,17 +267,17 @@ class Server:
         From one of this shard, as they are by then; or, where the shards are others, from one of
         each of these, as they were when the generation began.
         """
-        generation = self._newest(header)
-        if self._filling is None or self._filling[0] < generation:
+        when = self._newest(header), int(header["step"])
+        if self._filling is None or self._filling[0] < when:
             places = [Place(str(a), int(port), int(key)) for a, port, key in header["places"]]
-            self._filling, self._waiting_bytes = (generation, []), 0
+            self._filling, self._waiting_bytes = (when, []), 0
             asked: dict[str, Any] = {"do": "snapshot"}
             if header.get("anew"):
-                asked |= {"kept": generation, "number": self._number, "count": self._count}
-            THREADS.thread(self._take_rows, places, asked, generation, name="fills").start()
+                asked |= {"kept": when, "number": self._number, "count": self._count}
+            THREADS.thread(self._take_rows, places, asked, when, name="fills").start()
         return {}, []
 
-    def _take_rows(self, places: list[Place], asked: dict[str, Any], generation: int) -> None:
+    def _take_rows(self, places: list[Place], asked: dict[str, Any], when: When) -> None:
         try:
             told, found = {"step": 0, "by": -1}, dict[str, list[Values]]()
             for place in places:
@@ -293,15 +296,15 @@ class Server:
                 made.open(table.spec)
             made.load(told["step"], rows, told["by"])  # nobody waits for it
             with self._turn:
-                if self._filling is None or self._filling[0] != generation:
+                if self._filling is None or self._filling[0] != when:
                     return
                 (_, words), self._filling, self.shard = self._filling, None, made
-                made.enter(generation, made.step)
+                made.enter(when[0], made.step)
                 for what, word, given in words:
                     self._acts[what](word, given)
                 self._turn.notify_all()
         except Exception:  # noqa: BLE001 - the last line before the thread's end
-            self._give_up(generation)
+            self._give_up(when[0])
 
     def _give_up(self, generation: int) -> None:
         """The rows do not come: who tells this server anything finds it gone, and meets anew."""
@@ -315,7 +318,7 @@ class Server:
         """All rows, for another server of this shard; or of those `kept` the ones of another."""
         if "kept" in header:
             kept = self._kept
-            if kept is None or kept[0] != int(header["kept"]):
+            if kept is None or [*kept[0]] != header["kept"]:
                 raise InternalError("rows were asked for that are not kept")
             rows = own_rows(kept[2], int(header["number"]), int(header["count"]))
             return {**kept[1], "names": [*rows]}, [*rows.values()]
@@ -343,7 +346,7 @@ class Server:
         self._filling[1].append((what, header, arrays))
         self._waiting_bytes += sum(one.nbytes for one in arrays)
         if self._waiting_bytes > _MOST_WAITING_BYTES:
-            self._give_up(self._filling[0])
+            self._give_up(self._filling[0][0])
         return True
 
     def _square(self, header: Mapping[str, Any], _: list[Array]) -> Reply:

@@ -21,6 +21,7 @@ from raycloud.order import ERROR, NAN, Skip
 from raycloud.step.compute import skipped
 from raycloud.step.device import tensors_in
 from raycloud.step.stateful import Commit
+from raycloud.step.tables import LostRowsError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -171,6 +172,22 @@ def collect(replica: Replica, step: int, abandoned: Callable[[], bool]) -> Excha
         if replica.tables is not None:
             replica.tables.clip(exchanged.norm, replica.clip_norm)
     return exchanged
+
+
+def enter_tables(replica: Replica, generation: int, step: int, lane: Lane) -> None:
+    """Agree with the others on the tables' servers, and say to these where all go on.
+
+    Raises:
+        RollbackError: They do not have the rows any more.
+        TransportError: A shard has no server that all reach.
+    """
+    if replica.tables is None:
+        return
+    try:
+        replica.tables.enter(generation, step, lane.gather)
+    except LostRowsError as error:
+        why = f"servers do not have the tables' rows any more ({error.message})"
+        raise RollbackError(step, why, None) from error
 
 
 def finish(replica: Replica, work: StepWork, outcome: Outcome, *, tells: bool) -> None:

@@ -293,7 +293,10 @@ class Replica:
                     self.forward.loss.fill_(math.nan)
                 self.tables.push()
             weight = 0.0 if self.kept is None else self.kept.weight
-            self.gradients.send(behind=behind, astray=self._astray(), late=late, weight=weight)
+            moves = self.tables is not None and self._seat()[0] == 0 and self.tables.due
+            self.gradients.send(
+                behind=behind, astray=self._astray(), late=late, weight=weight, moves=moves
+            )
 
     def exchange_anew(self, scale: float, *, behind: bool) -> None:
         """All know what is skipped: exchange once more what all have computed."""

@@ -148,7 +148,7 @@ class Tables(Stateful):
             self._passes.clear()
 
     def enter(self, generation: int, step: int, agree: Agree) -> None:
-        """A generation goes on with `step`; all its members call this together.
+        """A generation goes on with `step`; all its members call this together, maybe again.
 
         They agree on the servers: of each shard those that all of them reach. Who does not have the
         rows as of that step gets them from one that has, or from a checkpoint of it.
@@ -278,8 +278,8 @@ class Tables(Stateful):
         self._view.tellers.append([*stand, *lack])
 
     @property
-    def returned(self) -> bool:
-        """All servers are there that this generation does without, or others in their place."""
+    def due(self) -> bool:
+        """To `enter` anew would be better: servers have come back, or others in their place."""
         came = self._return is not None and self._return.came
         return came or self._newest() > self._known
 

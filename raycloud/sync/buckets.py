@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import nn
 
-_FLAGS = 3  # numbers, before those of parameters
+_FLAGS = 4  # numbers, before those of parameters
 _MEASURES = 2  # numbers, after those
 _HELD = 4  # memories of a bucket that take turns, at most
 
@@ -61,7 +61,7 @@ class Bucket:
 class Flags:
     """What members tell each other with the last gradients of a step: summed, never compressed.
 
-    `message` is what travels: the three, then a number for each parameter, in the order of
+    `message` is what travels: the four, then a number for each parameter, in the order of
     `buckets`; and last, of gradients that are `measured`, two more; all are doubles then.
     """
 
@@ -88,6 +88,7 @@ class Flags:
         behind: bool,
         astray: torch.Tensor | float,
         late: bool,
+        moves: bool,
         used: Sequence[bool],
         measured: tuple[torch.Tensor | float, float] = (0.0, 0.0),
     ) -> None:
@@ -97,12 +98,13 @@ class Flags:
             behind: The next change is not at hand here.
             astray: Not 0 where what this member has sent is not its part of the step.
             late: It has told that it takes far longer than usual.
+            moves: After this step all are to look anew which servers have the tables' rows.
             used: Each parameter that was. The sum tells a gradient of zero from none at all, so
                 that an optimizer skips those that it skips in a single process.
             measured: Of gradients that are: w_i |g_i|^2, and 1 where it has a part of the step.
         """
         known = 0.0 if isinstance(astray, torch.Tensor) else astray
-        told = [float(behind), known, float(late), *map(float, used)]
+        told = [float(behind), known, float(late), float(moves), *map(float, used)]
         told += [0.0, measured[1]] if self._measured else []
         # A GPU would be waited for, also to write a number into a place.
         self.message.copy_(torch.tensor(told), non_blocking=True)
@@ -119,11 +121,13 @@ class Flags:
         """Have these in place of the last two: who commits the step later finds them there."""
         self.message[-_MEASURES:] = torch.tensor(measured, dtype=self.message.dtype)
 
-    def read(self, numbers: Sequence[float]) -> tuple[bool, bool, bool, list[Sequence[float]]]:
-        """`behind`, `astray` and `late` of any, and by bucket what was used, of such sums."""
-        behind, astray, late = (bool(number) for number in numbers[:_FLAGS])
+    def read(
+        self, numbers: Sequence[float]
+    ) -> tuple[bool, bool, bool, bool, list[Sequence[float]]]:
+        """`behind`, `astray`, `late` and `moves` of any, and by bucket what was used, of sums."""
+        behind, astray, late, moves = (bool(number) for number in numbers[:_FLAGS])
         ends = list(accumulate(self._counts, initial=_FLAGS))
-        return behind, astray, late, [numbers[a:b] for a, b in pairwise(ends)]
+        return behind, astray, late, moves, [numbers[a:b] for a, b in pairwise(ends)]
 
 
 def lay_out(parameters: Sequence[tuple[str, nn.Parameter]], bucket_bytes: int) -> list[Bucket]:

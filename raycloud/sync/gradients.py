@@ -41,6 +41,7 @@ class Exchanged:
         bytes_sent: By this member; of these `bytes_last` with the last message.
         agreed: All members held the next change when they sent their last gradients.
         late: A member had told by then that it takes far longer than usual.
+        moves: All are to look anew which servers have the tables' rows.
         astray: A member has not sent its part of the step: this is no sum to go on with.
         exchange_s: Seconds waited for it.
         overlap_s: Seconds that it went on before that, while this member computed.
@@ -50,6 +51,7 @@ class Exchanged:
     bytes_sent: int
     agreed: bool
     late: bool = False
+    moves: bool = False
     astray: bool = False
     exchange_s: float = 0.0
     overlap_s: float = 0.0
@@ -173,6 +175,7 @@ class GradientExchange:
         astray: torch.Tensor | float = 0.0,
         late: bool = False,
         weight: float = 0.0,
+        moves: bool = False,
     ) -> None:
         """The last backward is over: send what it did not fill, or all where none ran; then flags.
 
@@ -197,6 +200,7 @@ class GradientExchange:
                 behind=behind,
                 astray=1.0 if self._restarted else astray,
                 late=late,
+                moves=moves,
                 used=[p.grad is not None for b in self.buckets for p in b.parameters],
                 measured=self._part(weight) if self._measures else (0.0, 0.0),
             )
@@ -223,7 +227,7 @@ class GradientExchange:
         sparse_norm, sparse_sent = self._collect_rows(abandoned)
         for bucket in () if self._nothing else self.buckets:
             self._strategy.finish(bucket)
-        norms, (behind, astray, late, used), measured = self._read()
+        norms, (behind, astray, late, moves, used), measured = self._read()
         *sent, last = (
             sparse_sent,
             *(0 if self._nothing else self._strategy.bytes_sent(bucket) for bucket in self.buckets),
@@ -235,6 +239,7 @@ class GradientExchange:
             bytes_sent=sum(sent) + last,
             agreed=not behind,
             late=late,
+            moves=moves,
             astray=astray,
             bytes_last=0 if astray else last,
             own=math.nan if astray else self._own_norm(),
@@ -280,7 +285,7 @@ class GradientExchange:
         self,
     ) -> tuple[
         list[float],
-        tuple[bool, bool, bool, list[Sequence[float]]],
+        tuple[bool, bool, bool, bool, list[Sequence[float]]],
         tuple[float, float] | None,
     ]:
         """What arrived that is no gradient: each bucket's norm, and the flags.

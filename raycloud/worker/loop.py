@@ -21,6 +21,7 @@ from raycloud.step.commit import (
     RollbackError,
     all_hold,
     check_end,
+    enter_tables,
     find_outcome,
     finish,
 )
@@ -222,7 +223,8 @@ class Loop:
     def _take_servers_back(self) -> None:
         """One that was lost is there again: the next generation has it, too."""
         replica = self._context.replica
-        if self.seat.rank == 0 and any(part.returned for part in replica.served):
+        parts = (replica.summing, replica.asynchronous) if self.seat.rank == 0 else ()
+        if any(part is not None and part.returned for part in parts):
             raise LostServerError("servers have come, or come back: all meet anew")
 
     def save(self) -> None:
@@ -336,10 +338,15 @@ class Loop:
         if all_hold(found.exchanged, lane, behind=self._behind()):
             self._agree()
         self._compare()
-        sizes = [
-            len(p.micro_batches) for p in work.passes if p.micro_batches[0].index >= last.first
-        ]
-        if replica.forward.size.committed(sizes):
+        self._look_at_passes(work)
+        if found.exchanged.moves and self.step < self.last_step:
+            enter_tables(replica, self.seat.generation, self.step, lane)
+
+    def _look_at_passes(self, work: StepWork) -> None:
+        """See whether those that come may have another size."""
+        first = work.span.spans[-1].first
+        sizes = [len(p.micro_batches) for p in work.passes if p.micro_batches[0].index >= first]
+        if self._context.replica.forward.size.committed(sizes):
             self._collate_anew()
 
     def _count_bytes(self, count: StepCount, exchanged: Exchanged) -> None:

@@ -26,10 +26,9 @@ from raycloud.recovery.quorum import (
     known_loss,
     take_state,
 )
-from raycloud.step.commit import RollbackError
+from raycloud.step.commit import enter_tables
 from raycloud.step.forward import Fusing
 from raycloud.step.rounds import average_moments
-from raycloud.step.tables import LostRowsError
 from raycloud.sync.period import Choice
 from raycloud.worker.context import Membership, round_ends
 from raycloud.worker.loop import Loop
@@ -123,7 +122,7 @@ class Transition:
         if point.followers:
             self._newcomers.begin(meeting, seat.step, point.followers, lane)
         self._back_up(meeting, lane)
-        self._enter_tables(meeting.generation, seat.step, lane)
+        enter_tables(self._context.replica, meeting.generation, seat.step, lane)
         if meeting.rank == 0:  # it has met all others
             self._context.report(seat.formed)
         loop = self.loop = self.loop or Loop(self._context, seat)
@@ -133,17 +132,6 @@ class Transition:
             # It has the state all the same; told after the last word of the generation before.
             self._newcomers.done(meeting, seat.step, point.step)
         return loop
-
-    def _enter_tables(self, generation: int, step: int, lane: Lane) -> None:
-        """Agree with the others on servers, and say to these where this generation goes on."""
-        tables = self._context.replica.tables
-        if tables is None:
-            return
-        try:
-            tables.enter(generation, step, lane.gather)
-        except LostRowsError as error:
-            why = f"servers do not have the tables' rows any more ({error.message})"
-            raise RollbackError(step, why, None) from error
 
     def leave(self) -> None:
         """The generation is over, and with it what is on its way to newcomers."""

@@ -246,7 +246,7 @@ def test_bytes() -> None:
     numbers = sum(p.numel() for p in crew.models[0].parameters())
     assert crew.exchanges[0].gradient_bytes == numbers * 8
     (sent, _) = crew.collect()
-    flags = (3 + 6) * 4  # three, and one a parameter
+    flags = (4 + 6) * 4  # four, and one a parameter
     assert sent.bytes_sent == ring_bytes(numbers * 8, 2) + ring_bytes(flags, 2)
 
 
