@@ -10,9 +10,9 @@ exchange M bytes of gradient, C of codes, over links of B bytes a second whose r
     servers         the busiest node's bytes / B          R/2 * 2
 
 (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC
-2009.) Servers that nobody waits for go on beside all computing. Rounds of H steps divide it by H, and nothing hides it. The source papers' equations are the
-coarse form of this: T = T_data + T_model, T_total = T_local + T_global, and S_compressed =
-S_original * C_rate.
+2009.) Servers that nobody waits for go on beside all computing. Rounds of H steps divide it by H,
+and nothing hides it. The source papers' equations are the coarse form of this: T = T_data +
+T_model, T_total = T_local + T_global, and S_compressed = S_original * C_rate.
 """
 
 from __future__ import annotations

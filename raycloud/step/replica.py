@@ -150,8 +150,7 @@ class Replica:
         self.pace = StragglerWatch(clock)
         self.kept: PartialStep | None = None
         self.last: tuple[Pass, torch.Tensor] | None = None
-        self.own_extra = self.told = self.local = False
-        self.waited_s = 0.0
+        self.own_extra, self.told, self.local, self.waited_s = False, False, False, 0.0
         self.backing: Backing | None = None
         self.settle: Callable[[], None] = lambda: None
 

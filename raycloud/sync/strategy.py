@@ -150,11 +150,11 @@ STRATEGIES: dict[str, Callable[[], SyncStrategy]] = {
 
 
 def strategy_of(point: SyncPoint) -> SyncStrategy:
-    """What sums gradients at such a point; where updates go by servers, there is nothing to encode.
+    """What sums gradients at such a point; where nobody waits for servers, there is nothing to sum.
 
     With `topk` what rounds have moved goes by it, and gradients, step by step, as int4.
     """
-    if point.topology == "servers":
+    if point.topology == "servers" and point.staleness:
         return STRATEGIES["none"]()
     if point.ratio is not None:
         return Coded(CODECS[Int4.name], TopK(point.ratio))
