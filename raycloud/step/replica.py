@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from raycloud.errors import TaskError, TransportError
+from raycloud.net.served import LostServerError
 from raycloud.order import stream_seed
 from raycloud.step.adascale import AdaScale
 from raycloud.step.asynchronous import Asynchronous
@@ -229,6 +230,15 @@ class Replica:
         """What asks servers."""
         every = self.tables, self.asynchronous, self.summing
         return tuple(one for one in every if one is not None)
+
+    def check_servers(self) -> None:
+        """`LostServerError`: there are others, or again, and all have to meet for them.
+
+        Rank 0 says so. Those of tables are taken between two steps, without a meeting.
+        """
+        parts = (self.summing, self.asynchronous) if self._seat()[0] == 0 else ()
+        if any(part is not None and part.returned for part in parts):
+            raise LostServerError("servers have come, or come back: all meet anew")
 
     @property
     def processor_number(self) -> int:

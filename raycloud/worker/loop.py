@@ -11,7 +11,6 @@ from raycloud.commands import Extend, Halt, Meet, Reshare, Save
 from raycloud.errors import InternalError, TaskError, TransportError
 from raycloud.events import ChangeApplied, Noticed
 from raycloud.net.lane import NO_PLACES, Lane, LaneReport, Places, all_places
-from raycloud.net.served import LostServerError
 from raycloud.net.transport import Abandoned
 from raycloud.order import Round
 from raycloud.spec.sizes import report_s, ring_bytes
@@ -204,7 +203,7 @@ class Loop:
             while self.step < self._course.last_step:
                 if self._abandoned():  # an exchange asks only while it waits
                     raise Abandoned(f"the generation was abandoned before step {self.step}")
-                self._take_servers_back()
+                self._context.replica.check_servers()
                 for due in self._context.changes.due(self.step):
                     if self._apply(due):
                         return False
@@ -219,13 +218,6 @@ class Loop:
         finally:
             self._feed.close()
         return True
-
-    def _take_servers_back(self) -> None:
-        """One that was lost is there again: the next generation has it, too."""
-        replica = self._context.replica
-        parts = (replica.summing, replica.asynchronous) if self.seat.rank == 0 else ()
-        if any(part is not None and part.returned for part in parts):
-            raise LostServerError("servers have come, or come back: all meet anew")
 
     def save(self) -> None:
         """Checkpoint the state before the next step, unless that is done already."""
