@@ -80,11 +80,11 @@ def test_another_number_of_servers_while_it_trains(staleness: int, tmp_path: Pat
     gate = tmp_path / "gate"
     settings = {"gate": str(gate), "pause_s": 0.05, "double": not staleness}
     sync = {"topology": "servers", "staleness": staleness, "bucket_bytes": 1024}
-    job = asked("Broad", [5, 3], steps=200, sync=sync, servers=2, settings=settings)
+    job = asked("Broad", [5, 3], steps=400, sync=sync, servers=2, settings=settings)
     moved = Moved(gate, 3, 1)
     run = raycloud.train(job, run_dir=tmp_path / "run", stop=moved.handle, observer=moved)
     assert gate.exists()
-    assert exact_steps(run.directory) == 200
-    reference = plain_loop(job, Broad(double=not staleness), 200)
+    assert exact_steps(run.directory) == 400
+    reference = plain_loop(job, Broad(double=not staleness), 400)
     assert apart(run.directory, reference) <= (0.8 if staleness else 1e-9)
     assert {event.lost_steps for event in of_kind(Recovered, run.events)} == {0}

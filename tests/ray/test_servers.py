@@ -17,6 +17,7 @@ from raycloud.errors import TaskError
 from raycloud.events import (
     CheckpointPublished,
     Event,
+    ExchangeBroken,
     MemberReady,
     Recovered,
     StepsCommitted,
@@ -164,7 +165,7 @@ def test_another_number_of_servers_while_it_trains(tmp_path: Path) -> None:
     run = raycloud.train(one, run_dir=tmp_path / "run", stop=moved.handle, observer=moved)
     assert gate.exists()
     check(run.directory, one, shards=1)
-    assert {event.lost_steps for event in of_kind(Recovered, run.events)} == {0}
+    assert not of_kind(ExchangeBroken, run.events)  # nobody has to meet for it
 
 
 def test_tables_without_servers_are_refused(tmp_path: Path) -> None:
