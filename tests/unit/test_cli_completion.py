@@ -119,6 +119,7 @@ def test_fields() -> None:
         "sync.codec=bf16",
         "sync.codec=int8",
         "sync.codec=int4",
+        "sync.codec=topk",
         "sync.codec=auto",
     ]
     assert offered("train", "--set", "stepz") == []
@@ -145,6 +146,8 @@ def test_every_offer_is_taken(tmp_path: Path, offer: str) -> None:
     beside = {  # what it goes together with
         "sync.topology=servers": ("servers=1", "sync.staleness=auto"),
         "sync.staleness=unbounded": ("servers=1", "sync.topology=servers"),
+        "sync.codec=topk": ("sync.period=16",),
+        "rate_scaling=adascale": ("base_batch=8", "elastic.min_workers=2"),
     }
     load_job(path, overrides=(*usual, offer, *beside.get(offer, ())))
 

@@ -74,7 +74,8 @@ GOLDEN = """\
   "state_bytes": 50331648,
   "steps": 10,
   "price_per_hour": null,
-  "alternatives": []
+  "alternatives": [],
+  "servers": []
 }
 """
 
