@@ -64,6 +64,7 @@ LOOK_S = 1.0  # between two looks at the machines
 REFRESH_S = 10.0  # between two looks for files that were added
 FORMAT = 1  # of data.json
 _ASKED_S = 0.5
+_KEPT_SHARES = 4
 _LARGEST_BYTES = 2**30  # there is an entry for each file that a run reads
 _MOST_VALUES = 2**26
 # What decides, beside the files, which row is which sample.
@@ -100,6 +101,7 @@ class RayCluster:
         self._closed, self._most = False, session.job.most_workers
         self._ready: dict[int, MemberReady] = {}
         self._seen = SeenSteps()
+        self._shares: dict[int, tuple[int, ...]] = {}  # by generation, of the newest few
         self._untold: list[Event] = []
         self.plan: Plan | None = None
 
@@ -165,8 +167,9 @@ class RayCluster:
         if isinstance(change, Meet):
             self._meet(change, command.number, ahead=members)
             members = tuple(set(members) - set(change.members))
-        elif isinstance(change, Reshare) and change.caught_up:
-            self._seen.begin(change.generation)
+        elif isinstance(change, Reshare):
+            self._keep_shares(change.generation, change.shares)
+        if isinstance(change, Reshare) and change.caught_up:
             self._write_plan(members, change.shares)
         for member in members:
             self._fleet.prepare(member, command.number, change)
@@ -187,7 +190,13 @@ class RayCluster:
             )
             self._fleet.form(member, meeting)
         self._seen.begin(formed.generation)
+        self._keep_shares(formed.generation, formed.shares)
         self._write_plan(formed.members, formed.shares)
+
+    def _keep_shares(self, generation: int, shares: tuple[int, ...]) -> None:
+        self._shares[generation] = shares
+        for old in sorted(self._shares)[:-_KEPT_SHARES]:
+            del self._shares[old]
 
     def _write_plan(
         self, members: Sequence[int], shares: tuple[int, ...], profile: Profile | None = None
@@ -264,12 +273,13 @@ class RayCluster:
     def _look_at(self, report: StepsCommitted) -> None:
         """Predict anew, once in a generation, by what it has shown."""
         self._seen.observe(report)
-        if (plan := self.plan) is None:
+        shares = self._shares.get(report.generation, ())
+        if (plan := self.plan) is None or len(shares) != len(plan.members):
             return
         members = [one.member for one in plan.members]
         tried = Profile.of([self._ready[member] for member in members])
         if (profile := self._seen.profile(members, tried)) is not None:
-            self._write_plan(members, plan.shares, profile)
+            self._write_plan(members, shares, profile)
 
     def _placed(self) -> dict[int, str]:
         """The nodes of the members that are there."""

@@ -112,7 +112,9 @@ class Fleet:
         mine = len({member for members in held for member in members})
         return mine + self._pool.spare(self._bundle(), self._resources.labels)
 
-    def secure(self, members: Sequence[int], least: int, *, on: Sequence[str] = ()) -> int:
+    def secure(
+        self, members: Sequence[int], least: int, *, on: Sequence[str] = (), strictly: bool = False
+    ) -> int:
         """Reserve places for the members that a run begins with, as many as there is room for.
 
         Waits up to a minute for the first `least`; who has none soon after that has to join later.
@@ -120,8 +122,9 @@ class Fleet:
         Args:
             members: Their numbers.
             least: So many there have to be.
-            on: The ids of nodes where the first of them are to be; others take their places there
-                within a second, or else anywhere. Ray finds those of the rest.
+            on: The ids of nodes where the first of them are to be; where somebody else has taken a
+                place there for a second, anywhere. Ray finds those of the rest.
+            strictly: There or nowhere.
 
         Returns:
             How many of the first of `members` have a place.
@@ -131,7 +134,7 @@ class Fleet:
         began_s, placed = self._clock.monotonic_s(), self._pool.placed(members)
         over_s, enough = began_s + _PLACE_S, False
         while len(placed) < len(members) and self._clock.monotonic_s() < over_s:
-            if on and self._clock.monotonic_s() >= began_s + _THERE_S:
+            if on and not strictly and self._clock.monotonic_s() >= began_s + _THERE_S:
                 on = ()  # somebody else was quicker
                 for member in set(members) - set(placed):
                     self._pool.drop([member])

@@ -25,6 +25,10 @@ class ServerActor:
     """A server in a process of its own; members ask it over its own sockets."""
 
     def __init__(self, number: int, count: int, checkpoints: str, *, parameters: bool) -> None:
+        if parameters:
+            import torch  # it sums with it
+
+            torch.set_num_threads(1)  # it shares its node's processors with workers
         store, address = LimitedStore(open_store(checkpoints)), ray.util.get_node_ip_address()
         self._server = Server(number, count, store, address, parameters=parameters)
 
@@ -89,7 +93,8 @@ class Servers:
             told = f"servers: {self.shards} to come in the place of {len(self.layouts[-2])}"
         else:
             told = ""
-            if not any(map(_answer, self._asked)):
+            answers = [*map(_answer, self._asked)]
+            if not any(busy or busy is None for busy in answers):  # one that died may be needed
                 for actor in self._actors[-2]:
                     ray.kill(actor)
                 self._actors[-2] = []

@@ -28,7 +28,7 @@ from raycloud.doctor.links import LIMIT_S, Ear, ahead, call
 from raycloud.errors import MachineError, MemberLostError
 from raycloud.events import MemberFailed, MemberLost, MemberReady
 from raycloud.on_ray.attach import NODE_LABEL, node_id_here, reach
-from raycloud.planner.cost import Profile
+from raycloud.planner.cost import LOOPBACK_BYTES_PER_S, Profile
 
 if TYPE_CHECKING:
     from raycloud.doctor.facts import Machine, Settings
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 MOST = 16  # workers that are measured, or as many as there are types of nodes
 _EACH = 4  # of them on one node
-_LOOPBACK_BYTES_PER_S = 1e9  # between workers of one machine
 
 PATIENCE_S = 60.0
 _REFUSALS = ("Unauthenticated", "InvalidAuthToken", "AuthenticationError", "authentication token")
@@ -355,7 +354,7 @@ class Survey:
         alone = len(set(placed)) == 1
         return replace(
             Profile.of(found),
-            link_bytes_per_s=_LOOPBACK_BYTES_PER_S if alone else self.link_bytes_per_s,
+            link_bytes_per_s=LOOPBACK_BYTES_PER_S if alone else self.link_bytes_per_s,
             round_trip_s=self.round_trip_s,
         )
 
@@ -433,7 +432,7 @@ def _measured(job: Job, code: TaskCode, on: Sequence[str]) -> list[MemberReady]:
             plans=True,
         )
         members = range(len(on))
-        fleet.secure(members, len(on), on=on)
+        fleet.secure(members, len(on), on=on, strictly=True)
         fleet.spawn([replace(first, member=member) for member in members])
         while len(found) < len(on):
             for event in fleet.poll(1.0, {}):

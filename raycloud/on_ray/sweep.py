@@ -265,9 +265,8 @@ def _found(job: Job, asked: Sweep, place: Path, results: Results) -> Found:
         replace_text(place / "best.yaml", dump_minimal(chosen))
     trials = tuple(trial for _, trial in sorted(results.trials.items()))
     replace_text(place / "report.html", page(place.name, trials, asked))
-    if charts.available():
-        charts.draw(place / CHARTS, trials, asked)
     _write_hparams(place / "hparams", trials)
+    charts.draw_if_possible(place / CHARTS, trials, asked)
     return Found(directory=place, trials=trials, best=tuple(best), job=chosen)
 
 

@@ -30,6 +30,7 @@ from raycloud.spec.sizes import coded_bytes, ring_bytes, served_bytes, tree_byte
 if TYPE_CHECKING:
     from raycloud.events import MemberReady
 
+LOOPBACK_BYTES_PER_S = 1e9  # between workers of one machine
 _BACKWARD = 2 / 3  # of a pass's seconds: backward costs about twice the forward
 # Seconds that a step takes beside computing, where none was seen: the update and what is told of
 # it; and, with others, the control lane and the messages.
@@ -253,7 +254,8 @@ def exchange_seconds(
         return 0.0
     slowest, hops = ring_bytes(codes, members), 2 * (members - 1)
     if sync.topology == "servers":
-        slowest, hops = served_bytes(codes, *counts) if any(counts[1]) else codes, 2
+        # On one machine all stays there, through its memory.
+        slowest, hops = (served_bytes(codes, *counts) if any(counts[1]) else 0) or codes, 2
     elif sync.topology == "direct":
         hops = 2
     elif sync.topology == "tree":

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from raycloud.errors import SpecError
+from raycloud.planner.cost import LOOPBACK_BYTES_PER_S
 from raycloud.planner.inventory import PRICE_LABEL, ZONE_LABEL, Inventory, Node
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ class Described:
         used = set(placed)
         rates = [rate for node, rate in self.bytes_per_s.items() if node in used]
         delays = sorted((s for node, s in self.delay_s.items() if node in used), reverse=True)
+        if len(used) == 1:
+            rates, delays = [LOOPBACK_BYTES_PER_S], []
         return replace(
             measured,
             speeds=tuple(

@@ -176,7 +176,7 @@ class Plan:
 
     def _of_servers(self) -> tuple[str, int, str]:
         """What the busiest node sends, and when that is less than in a ring."""
-        workers, code = [x.node for x in self.members], self._code_bytes
+        workers, code = [x.node for x in self.members], self._code_bytes // self.sync.period
         busiest = served_bytes(code, *_counts(workers, self.servers)) if len(workers) > 1 else 0
         ring, least = ring_bytes(code, len(workers)), least_servers(len(workers))
         if busiest < ring:

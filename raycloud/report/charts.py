@@ -5,6 +5,7 @@ They need the extra `raycloud[charts]`.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -50,6 +51,16 @@ _FEW_VALUES = 5  # each of which has its tick
 def available() -> bool:
     """Whether matplotlib is installed."""
     return find_spec("matplotlib") is not None
+
+
+def draw_if_possible(folder: Path, trials: Sequence[Trial], sweep: Sweep) -> None:
+    """Draw them where matplotlib is installed; what is wrong with that ends no sweep."""
+    if not available():
+        return
+    try:
+        draw(folder, trials, sweep)
+    except Exception as error:  # noqa: BLE001 - of matplotlib's kind, and all else is written
+        logging.getLogger(__name__).warning("no charts as PNG files: %s", error)
 
 
 def draw(folder: Path, trials: Sequence[Trial], sweep: Sweep) -> list[Path]:
@@ -154,7 +165,9 @@ def _upright(values: Sequence[Any]) -> tuple[Callable[[Any], float], list[tuple[
     """Where a value stands on its line, from 0 to 1, and the ticks of that."""
     known = [value for value in values if value is not None]
     if known and all(is_number(value) for value in known):
-        few = sorted(set(known))
+        few = sorted({value for value in known if math.isfinite(value)})
+        if not few:
+            return (lambda _: 0.5), []
         ticks = few if len(few) <= _FEW_VALUES else [few[0], few[-1]]
         low, high = few[0], few[-1]
         of = math.log if low > 0 and high > _WIDE * low else float

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from raycloud.checkpoint.naming import directory
+from raycloud.clock import SystemClock
 from raycloud.errors import CheckpointError, InternalError, RaycloudError, TransportError
 from raycloud.net.messages import Array, hear, tell
 from raycloud.net.sockets import shut
@@ -38,6 +39,8 @@ FORMAT = 1  # of a shard's file
 _DECIDES_S = 1.0
 _AGAIN_S = 0.1
 _NOWHERE = -1  # no generation goes on from there
+_CLOCK = SystemClock()
+_FRESH_S = 60.0  # one that was started again may be asked to bring what it had
 _FILLS_S = 600.0  # another server may say nothing while it copies
 _MOST_WAITING_BYTES = 2**31  # of words that wait for the rows
 _MOST_STRANGERS = 64  # that have not said the key
@@ -93,7 +96,9 @@ class Server:
         # When members said so: a generation, and its next step.
         self._filling: tuple[When, list[tuple[str, Mapping[str, Any], list[Array]]]] | None = None
         self._kept: tuple[When, dict[str, Any], dict[str, Values]] | None = None
+        self._filled: When | None = None  # the newest
         self._retired = False
+        self._began_s, self._asked = _CLOCK.monotonic_s(), False
         self._waiting_bytes = 0
         self._loaded = (-1, -1)  # by a generation, as of a step
         self._streams: set[Stream] = set()
@@ -188,6 +193,7 @@ class Server:
     def _join(self, sums: Sums, header: Mapping[str, Any], stream: Stream) -> None:
         """This connection is one over which members are told sums."""
         generation, rank, size = (int(header[name]) for name in ("generation", "rank", "size"))
+        self._asked = True
         with self._turn:
             sums.check(generation)
             tell(stream, {})
@@ -196,6 +202,7 @@ class Server:
     def _reply(self, header: Mapping[str, Any], arrays: list[Array]) -> Reply:
         asked = header.get("do")
         act = self._acts.get(asked) if isinstance(asked, str) else None
+        self._asked = True
         try:
             if act is None:
                 raise InternalError(f"a server was asked for {asked!r:.40}")
@@ -250,8 +257,11 @@ class Server:
 
     @property
     def busy(self) -> bool:
-        """Whether members may still need what is here."""
+        """Whether members may still need what is here, or, of a new one, are to bring it."""
+        fresh = not self._asked and _CLOCK.monotonic_s() - self._began_s < _FRESH_S
         with self._turn:
+            if fresh:
+                return True
             holds = bool(self.shard.tables) or self._holds()
             return (holds and not self._retired) or (self._sums is not None and self._sums.going)
 
@@ -268,6 +278,8 @@ class Server:
         each of these, as they were when the generation began.
         """
         when = self._newest(header), int(header["step"])
+        if self._filled is not None and when <= self._filled:
+            return {}, []  # others have said so before, and it is done
         if self._filling is None or self._filling[0] < when:
             places = [Place(str(a), int(port), int(key)) for a, port, key in header["places"]]
             self._filling, self._waiting_bytes = (when, []), 0
@@ -299,6 +311,7 @@ class Server:
                 if self._filling is None or self._filling[0] != when:
                     return
                 (_, words), self._filling, self.shard = self._filling, None, made
+                self._filled = when
                 made.enter(when[0], made.step)
                 for what, word, given in words:
                     self._acts[what](word, given)

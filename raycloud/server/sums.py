@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from typing import TYPE_CHECKING
-
-import torch
 
 from raycloud.errors import TransportError
 from raycloud.net.served import SumTransport
 from raycloud.sync.codecs import CODECS
 
 if TYPE_CHECKING:
-    import socket
-
     from raycloud.net.stream import Stream
 
 
@@ -26,14 +23,17 @@ class Sums:
     """
 
     def __init__(self) -> None:
-        torch.set_num_threads(1)  # it shares its node's processors with workers
         self.generation = -1
         self._coming: dict[int, socket.socket] = {}  # by rank, of the newest
         self._going: list[SumTransport] = []
 
     @property
     def going(self) -> bool:
-        """Whether members are there."""
+        """Whether members are there, or come."""
+        for rank, one in [*self._coming.items()]:
+            if _is_closed(one):  # to a generation that others did not come to
+                one.close()
+                del self._coming[rank]
         return bool(self._coming) or any(not one.over for one in self._going)
 
     def check(self, generation: int) -> None:
@@ -66,3 +66,13 @@ class Sums:
         for one in self._coming.values():
             one.close()
         self._coming = {}
+
+
+def _is_closed(one: socket.socket) -> bool:
+    """Whether who is on the other side has left."""
+    try:
+        return one.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

@@ -212,7 +212,7 @@ def _adascale(
 
 
 def _adascale_exchanges(
-    scaling: str, period: object, codec: object, topology: object
+    scaling: str, period: object, codec: object, topology: object, staleness: object
 ) -> Broken | None:
     if scaling != "adascale":
         return None
@@ -220,11 +220,9 @@ def _adascale_exchanges(
         if value != wanted:
             problem = f"measures the gradients of each step as they are, not with sync.{field} = "
             return f"{problem}{value}", f"write sync.{field} {wanted}, or sqrt or linear"
-    if topology == "servers":
-        return (
-            "goes by steps that all workers take together, which sync.topology servers has not",
-            ("write another topology, or sqrt or linear"),
-        )
+    if topology == "servers" and staleness:
+        problem = f"goes by steps that all take together, not with sync.staleness = {staleness}"
+        return problem, "write sync.staleness 0, or sqrt or linear"
     return None
 
 
@@ -246,9 +244,9 @@ RULES: tuple[Rule, ...] = (
         _adascale,
     ),
     Rule(
-        ("rate_scaling", "sync.period", "sync.codec", "sync.topology"),
-        "With `rate_scaling` adascale, `sync.period` is 1, `sync.codec` none, and `sync.topology` "
-        "not servers.",
+        ("rate_scaling", "sync.period", "sync.codec", "sync.topology", "sync.staleness"),
+        "With `rate_scaling` adascale, `sync.period` is 1, `sync.codec` none, and, where "
+        "`sync.topology` is servers, `sync.staleness` 0.",
         _adascale_exchanges,
     ),
     Rule(

@@ -213,6 +213,8 @@ class PassMemory:
         """
         if self.bytes(most) <= room_bytes:
             return most
+        if self.micro_batch_bytes <= 0.0:
+            return min(most, self.tried)
         fits = int((room_bytes - self.fixed_bytes) / self.micro_batch_bytes)
         return min(most, max(fits, self.tried))
 

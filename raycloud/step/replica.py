@@ -236,7 +236,9 @@ class Replica:
 
         Rank 0 says so. Those of tables are taken between two steps, without a meeting.
         """
-        parts = (self.summing, self.asynchronous) if self._seat()[0] == 0 else ()
+        rank, size = self._seat()
+        summing = self.summing if size > 1 else None  # alone, it asks none
+        parts = (summing, self.asynchronous) if rank == 0 else ()
         if any(part is not None and part.returned for part in parts):
             raise LostServerError("servers have come, or come back: all meet anew")
 

@@ -211,9 +211,9 @@ class Tables(Stateful):
         if layout == _NOWHERE:  # nobody has read a row
             layout = known
         if layout != self._layout:
-            if layout and self._connections is not None:
+            if layout and self._connections is not None and self._find is not None:
                 self._connections.close()
-                self._connections = self._found(layout)
+                self._connections = Connections(partial(self._find, layout))
             self._layout = layout
         if known != self._known or (known > layout and self._coming is None):
             self._leave_coming()
@@ -248,6 +248,8 @@ class Tables(Stateful):
         """The servers that are to have the rows have them: they are read from there from now on."""
         before, self._connections = self._connections, self._coming
         self._coming, self._layout = None, self._known
+        if self._connections is not None and self._find is not None:
+            self._connections.find = partial(self._find, self._layout)  # each is waited for now
         self._decided = {}, {}
         if before is not None:
             before.retire()

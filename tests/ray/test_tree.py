@@ -58,7 +58,7 @@ def test_members_add_up_in_their_zones(tmp_path: Path) -> None:
         for rank in range(3)
         for count in counts
     )
-    flags = 3 * 2 * 4 * (3 + len(named))
+    flags = 3 * 2 * 4 * (4 + len(named))
     assert run.summary["bytes_sent"] == 20 * (gradients + flags)
 
 
