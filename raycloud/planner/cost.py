@@ -39,8 +39,8 @@ _ALONE_S, _TOGETHER_S = 0.001, 0.003
 # encoded once more, and added.
 _CODING_S = {"none": 0.0, "bf16": 0.4e-9, "int8": 1.0e-9, "int4": 1.2e-9, "topk": 2.5e-9}
 _EACH_STEP, _ROUND_STEPS = ("bf16", "int8", "int4"), (8, 16)
-# By what a prediction may be off, in nine of ten cases: computing, a link's rate, the rest. Tries
-# on an idle machine are shorter than steps on a busy one; what a run has shown is better known.
+# By what a prediction is taken to be off at most: computing, a link's rate, the rest. Tries on an
+# idle machine are shorter than steps on a busy one; what a run has shown is better known.
 _TRIED = ((0.93, 1.25, 0.5), (1.2, 0.8, 3.0))
 _SEEN = ((0.95, 1.1, 0.7), (1.08, 0.9, 1.4))
 
@@ -136,7 +136,7 @@ class Prediction:
             no link rate was measured.
         bytes_per_step: Bytes each member sends per step.
         exposed_s: Of `exchange_s` what nothing hides.
-        low_s: Nine of ten steps' means are from here; 0 where nothing is said of that.
+        low_s: It is likely from here, by what measures are taken to be off; 0: nothing is said.
         high_s: To here.
     """
 
@@ -160,54 +160,6 @@ class Alternative:
 
 Counts = tuple[Sequence[int], Sequence[int]]
 """How many workers each node has, and how many servers, of the nodes that have either."""
-
-
-def predict(
-    job: Job,
-    profile: Profile,
-    speeds: Sequence[Speed],
-    shares: Sequence[int],
-    zones: Sequence[int],
-    counts: Counts = ((), ()),
-) -> Prediction:
-    """What a step of `job` costs, of workers with such speeds and shares.
-
-    Args:
-        job: What is asked.
-        profile: What was measured of the task; its own speeds are not looked at.
-        speeds: One per member.
-        shares: Their micro-batches.
-        zones: How many members each zone of a tree has.
-        counts: Where servers that sum in lockstep are; none: no node has one.
-    """
-    given = _Given(job, profile, tuple(speeds), tuple(shares), tuple(zones), counts)
-    return given.predict(job.sync_point)
-
-
-def alternatives(
-    job: Job,
-    profile: Profile,
-    speeds: Sequence[Speed],
-    shares: Sequence[int],
-    zones: Sequence[int],
-    counts: Counts = ((), ()),
-) -> tuple[Alternative, ...]:
-    """What a step would cost by other ways, the exact one first, then by what they may lose.
-
-    None where it is not known how fast links are, or nothing travels; without rounds where
-    something in the job cannot be in rounds.
-    """
-    if profile.link_bytes_per_s is None or len(speeds) < 2:  # noqa: PLR2004 - alone
-        return ()
-    given = _Given(job, profile, tuple(speeds), tuple(shares), tuple(zones), counts)
-    coded: Literal["tree", "direct"] = "tree" if 1 < len(zones) < len(speeds) else "direct"
-    points = [SyncPoint(), *(SyncPoint(topology=coded, codec=c) for c in _EACH_STEP)]
-    points += [
-        SyncPoint(topology=coded, codec="int4", period=steps)
-        for steps in _ROUND_STEPS
-        if steps <= job.auto_period
-    ]
-    return tuple(Alternative(sync=one, predicted=given.predict(one)) for one in points)
 
 
 def exposed_seconds(
@@ -277,15 +229,24 @@ def sent_bytes(sync: SyncPoint, gradient_bytes: int, zones: Sequence[int]) -> in
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
-    """All that a step's cost depends on, but how updates travel."""
+class Costs:
+    """What a step of `job` costs, by any way for updates to travel.
+
+    Attributes:
+        job: What is asked.
+        profile: What was measured of the task; its own speeds are not looked at.
+        speeds: One per member.
+        shares: Their micro-batches.
+        zones: How many members each zone of a tree has.
+        counts: Where servers that sum in lockstep are; none: no node has one.
+    """
 
     job: Job
     profile: Profile
     speeds: tuple[Speed, ...]
     shares: tuple[int, ...]
     zones: tuple[int, ...]
-    counts: Counts
+    counts: Counts = ((), ())
 
     def predict(self, sync: SyncPoint) -> Prediction:
         """A step by this way, and how sure that is."""
@@ -293,7 +254,25 @@ class _Given:
         low_s, high_s = (self.off(*by).predict_as_is(sync).step_s for by in factors)
         return replace(self.predict_as_is(sync), low_s=low_s, high_s=high_s)
 
-    def off(self, compute: float, rate: float, besides: float) -> _Given:
+    def alternatives(self) -> tuple[Alternative, ...]:
+        """By other ways, the exact one first, then by what they may lose.
+
+        None where it is not known how fast links are, or nothing travels; without rounds where
+        something in the job cannot be in rounds.
+        """
+        if self.profile.link_bytes_per_s is None or len(self.speeds) == 1:
+            return ()
+        zoned = 1 < len(self.zones) < len(self.speeds)
+        coded: Literal["tree", "direct"] = "tree" if zoned else "direct"
+        points = [SyncPoint(), *(SyncPoint(topology=coded, codec=c) for c in _EACH_STEP)]
+        points += [
+            SyncPoint(topology=coded, codec="int4", period=steps)
+            for steps in _ROUND_STEPS
+            if steps <= self.job.auto_period
+        ]
+        return tuple(Alternative(sync=one, predicted=self.predict(one)) for one in points)
+
+    def off(self, compute: float, rate: float, besides: float) -> Costs:
         """The same, where what was measured was wrong by these factors."""
         speeds = tuple(
             replace(one, fixed_s=compute * one.fixed_s, micro_batch_s=compute * one.micro_batch_s)

@@ -150,7 +150,12 @@ def _of_types(
         where = f"{name}: available_node_types.{kind}"
         if not isinstance(told, Mapping):
             raise SpecError(where, told, "is no type of nodes", hint="write its resources below it")
-        resources, labels = told.get("resources") or {}, told.get("labels") or {}
+        resources, labels = (told.get(name) or {} for name in ("resources", "labels"))
+        for part, value in (("resources", resources), ("labels", labels)):
+            if not isinstance(value, Mapping):
+                raise SpecError(
+                    f"{where}.{part}", value, "is no mapping", hint="write a value for each name"
+                )
         count = told.get("max_workers", told.get("min_workers", 1))
         cells = {
             "name": str(kind),
@@ -159,7 +164,7 @@ def _of_types(
             "gpus": resources.get("GPU", 0),
         }
         if "memory" in resources:
-            cells["memory_gb"] = float(resources["memory"]) / _GB
+            cells["memory_gb"] = (_number(where, "memory_gb", resources["memory"]) or 0.0) / _GB
         if PRICE_LABEL in labels:
             cells["price_per_hour"] = labels[PRICE_LABEL]
         yield where, cells, {str(key): str(text) for key, text in labels.items()}

@@ -14,11 +14,10 @@ from raycloud.errors import PlacementError, RunDirectoryError, SpecError
 from raycloud.order import Steps
 from raycloud.planner.cost import (
     Alternative,
+    Costs,
     LargestPass,
     Prediction,
     Profile,
-    alternatives,
-    predict,
 )
 from raycloud.planner.inventory import Inventory, place, price_per_hour, require
 from raycloud.planner.shares import equal_shares, first_shares, step_seconds
@@ -128,7 +127,7 @@ class Plan:
             left_out, overlap = "without the exchange", "no link rate was measured"
         elif found.exposed_s is not None:
             overlap = f"of which nothing hides {found.exposed_s:.3g}"
-        sure = [f"90%: {found.low_s:.3g} to {found.high_s:.3g}"] if found.high_s else []
+        sure = [f"likely {found.low_s:.3g} to {found.high_s:.3g}"] if found.high_s else []
         equal_s = step_seconds(
             [x.speed for x in self.members], equal_shares(len(self.members), self.micro_batches)
         )
@@ -304,7 +303,8 @@ def make(
     sums = job.served and not job.asynchronous
     servers = server_nodes(inventory, job.servers.shards) if sums else ()
     on = [*placed.values()]
-    given = job, profile, speeds, shares, _zones(inventory, on), _counts(on, servers)
+    zones, counts = _zones(inventory, on), _counts(on, servers)
+    costs = Costs(job, profile, tuple(speeds), tuple(shares), tuple(zones), counts)
     return Plan(
         job=job.name,
         members=tuple(
@@ -317,13 +317,13 @@ def make(
         global_batch=job.global_batch,
         steps_per_epoch=_steps_per_epoch(job, profile.samples),
         sync=job.sync_point,
-        predicted=predict(*given),
+        predicted=costs.predict(job.sync_point),
         parameters=profile.parameters,
         gradient_bytes=profile.gradient_bytes,
         state_bytes=profile.state_bytes,
         steps=_steps(job, profile.samples),
         price_per_hour=_price(inventory, [*placed.values()]),
-        alternatives=alternatives(*given) if compare else (),
+        alternatives=costs.alternatives() if compare else (),
         largest=profile.largest,
         servers=servers,
     )

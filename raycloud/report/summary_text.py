@@ -293,7 +293,7 @@ def _predicted(summary: Summary) -> list[tuple[str, str, str, str]]:
             else ""
         )
         if name == "step_s" and len(known) == len(_INTERVAL):
-            off = f"{off}  90%: {' to '.join(map(figure, known))}".lstrip()
+            off = f"{off}  likely {' to '.join(map(figure, known))}".lstrip()
         label = printable_line(_LABELS.get(name, name))
         rows.append((label, figure(predicted), figure(measured), off))
     return rows

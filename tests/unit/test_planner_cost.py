@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from raycloud.planner.cost import Profile, alternatives, exchange_seconds, predict, sent_bytes
+from raycloud.planner.cost import Costs, Prediction, Profile, exchange_seconds, sent_bytes
 from raycloud.planner.inventory import Inventory, Node
 from raycloud.planner.plan import Plan, make
 from raycloud.planner.speed import Speed
@@ -35,6 +35,11 @@ def profile(**fields: Any) -> Profile:
         speeds=FOUR,
         **given,
     )
+
+
+def predict(asked: Job, *given: Any) -> Prediction:
+    """As the job has it."""
+    return Costs(asked, *given).predict(asked.sync_point)
 
 
 def test_each_exchange_takes_its_bytes_and_its_latencies() -> None:
@@ -76,7 +81,7 @@ def test_rounds_divide_what_an_exchange_costs_and_hide_nothing_of_it() -> None:
 
 def test_over_a_thin_link_fewer_bytes_are_foretold_to_be_faster_and_said_so() -> None:
     given = job(), profile(), FOUR, SHARES, ZONES
-    found = alternatives(*given)
+    found = Costs(*given).alternatives()
     steps = [one.predicted.step_s for one in found]
     assert [(o.sync.codec, o.sync.period) for o in found] == [
         ("none", 1),
@@ -105,8 +110,8 @@ def test_over_a_fast_link_there_is_nothing_to_gain() -> None:
 
 
 def test_alternatives_need_a_link_and_another_worker() -> None:
-    assert alternatives(job(), profile(link_bytes_per_s=None), FOUR, SHARES, ZONES) == ()
-    assert alternatives(job(), profile(), (SPEED,), (8,), (1,)) == ()
+    assert Costs(job(), profile(link_bytes_per_s=None), FOUR, SHARES, ZONES).alternatives() == ()
+    assert Costs(job(), profile(), (SPEED,), (8,), (1,)).alternatives() == ()
 
 
 def test_what_was_seen_is_surer_than_what_was_tried() -> None:

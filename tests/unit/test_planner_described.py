@@ -99,6 +99,12 @@ def test_a_table_that_is_wrong_is_refused(text: str, says: str) -> None:
     [
         ({}, "names no types of nodes"),
         ({"available_node_types": {"a": 3}}, "available_node_types.a = 3: is no type of nodes"),
+        ({"available_node_types": {"a": {"resources": [1]}}}, "a.resources = [1]: is no mapping"),
+        ({"available_node_types": {"a": {"labels": "x"}}}, "a.labels = 'x': is no mapping"),
+        (
+            {"available_node_types": {"a": {"resources": {"memory": "lots"}}}},
+            "available_node_types.a: memory_gb = 'lots': is no number above 0",
+        ),
         (
             {"available_node_types": {"a": {"resources": {"CPU": "x"}}}},
             "available_node_types.a: cpus = 'x': is no number of 0 or more",

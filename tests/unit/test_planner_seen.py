@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from raycloud.events import StepsCommitted
-from raycloud.planner.cost import Profile, predict
+from raycloud.planner.cost import Costs, Profile
 from raycloud.planner.seen import STEPS, SeenSteps
 from raycloud.planner.speed import Speed
 from raycloud.spec import Job
@@ -68,7 +68,7 @@ def test_the_mean_step_is_what_is_predicted_then() -> None:
     assert found.link_bytes_per_s == pytest.approx(4000 / 0.35)  # of who waits least
     assert found.overhead_s == pytest.approx(0.02)
     job = Job(task="tasks.toy:Toy", steps=10, global_batch=16, fuse="auto")
-    step = predict(job, found, found.speeds, SHARES, (1, 1)).step_s
+    step = Costs(job, found, found.speeds, SHARES, (1, 1)).predict(job.sync_point).step_s
     assert step == pytest.approx(0.62, rel=1e-9)
 
 
