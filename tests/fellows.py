@@ -90,10 +90,18 @@ class Fellows:
         for member in set(members) - set(change.members):
             self.members[member].prepare(number, change)
 
-    def until(self, kind: type[Event], members: Iterable[int], more: int = 1) -> None:
-        """Wait until each of these members has said so `more` times since the beginning."""
+    def until(
+        self,
+        kind: type[Event],
+        members: Iterable[int],
+        more: int = 1,
+        unless: type[Event] | None = None,
+    ) -> None:
+        """Wait until each of these members has said so `more` times; or until any says `unless`."""
         end = time.monotonic() + WAIT_S
         while any(len(self.of(kind, member)) < more for member in members):
+            if unless is not None and self.of(unless):
+                return
             for member in self.members:
                 self.events += member.poll(0.0)
             failed = [e for e in self.events if isinstance(e, MemberFailed)]

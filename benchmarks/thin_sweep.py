@@ -1,0 +1,170 @@
+"""A sweep on nodes behind thin links: is what it calls best the soonest, and by how much?
+
+    python -m benchmarks.thin_sweep [--scenario S3] [--json FILE] [--keep DIRECTORY] [--quick]
+
+`jobs/gpt_sweep.yaml` is swept on the testbed with a worker on each node. Each of its points is then
+trained whole, alone, until the target or until it is later than the best; and so are the job as it
+is, with `sync: auto` and with the exact exchange. Seconds are those of training, as sweeps count
+them. `--quick`: two trials and few steps, to see that it works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.machine import ROOT, describe, load
+from benchmarks.racing.scenarios import SCENARIOS
+from benchmarks.testbed import Testbed
+from benchmarks.testbed.cluster import Cluster
+from raycloud.tuning.results import LOG, Results, Trial
+
+JOB = ROOT / "jobs" / "gpt_sweep.yaml"
+SOONER_THAN_AUTO, SOONER_THAN_EXACT = 1.1, 4.0  # floors
+_START_S = 40.0  # a run's, beside its training: the nodes are slow
+_RUN_S = 1200.0  # for what is not cut off by another's time
+Row = dict[str, Any]
+
+
+class Runs:
+    """Sweeps by the command line on the head of a testbed.
+
+    Args:
+        bed: It, with its quotas.
+        cluster: Ray on it.
+        place: For jobs, logs and results.
+        quick: Few steps.
+    """
+
+    def __init__(self, bed: Testbed, cluster: Cluster, place: Path, *, quick: bool) -> None:
+        self._bed, self._cluster, self._place, self._quick = bed, cluster, place, quick
+
+    def sweep(self, name: str, **fields: Any) -> list[Trial]:
+        """Its trials; `fields` of the section `sweep`, and by `job` those of the job, are other."""
+        told = yaml.safe_load(JOB.read_text())
+        nodes = len(self._bed.nodes)
+        told |= {"task": f"{JOB.with_name('gpt.py')}:Gpt", **fields.pop("job", {})}
+        told["elastic"] = {"min_workers": nodes, "max_workers": nodes}
+        told["sweep"] |= {"parallel": 1, **fields}
+        if self._quick:
+            told |= {"steps": 40}
+            told["sweep"] |= {"grace_steps": 20, "trials": min(2, told["sweep"]["trials"])}
+            told["sweep"]["target"] = 3.3
+        path, where = self._place / f"{name}.yaml", self._place / name
+        path.write_text(yaml.safe_dump(told, sort_keys=False))
+        command = [str(Path(sys.executable).with_name("raycloud")), "sweep", "run", str(path)]
+        command += ["--dir", str(where), "--address", self._cluster.address]
+        environment = {**self._cluster.environment, "PYTHONPATH": str(ROOT)}
+        log = self._place / f"{name}.log"
+        process = self._bed.head.start(command, environment=environment, log=log)
+        if (code := process.wait(3 * _RUN_S)) != 0:
+            raise SystemExit(f"{name} ended with {code}: {log.read_text()[-2000:]}")
+        trials = Results.open(where / LOG).trials
+        return [trials[number] for number in sorted(trials)]
+
+    def alone(self, name: str, point: Mapping[str, Any], most_s: float, **job: Any) -> Row:
+        """One point, trained until the target or for so many seconds."""
+        space = {path: {"choice": [value]} for path, value in point.items()}
+        space = space or {"seed": {"choice": [0]}}
+        more = {"space": space, "trials": 1, "scheduler": "none", "seconds": most_s + _START_S}
+        [trial] = self.sweep(name, job=job, **more)
+        return {"name": name, **row(trial)}
+
+
+def row(trial: Trial) -> Row:
+    """A trial as it is kept."""
+    last = trial.last
+    told: Row = {"point": dict(trial.point), "status": trial.status}
+    if last is not None:
+        told |= {"step": last.step, "measure": last.measure, "bytes": last.bytes}
+        told |= {"seconds": last.seconds, "samples": last.samples}
+    return told
+
+
+def seconds(one: Row) -> float | None:
+    """To the target; None: it was not reached, in the seconds that it had."""
+    return float(one["seconds"]) if one["status"] == "reached" else None
+
+
+def measure(runs: Runs, *, quick: bool) -> Row:
+    """The sweep, then each point alone."""
+    swept = runs.sweep("swept")
+    reached = [t for t in swept if t.status == "reached" and t.last is not None]
+    told: Row = {"swept": [{"trial": t.number, **row(t)} for t in swept]}
+    if not reached:
+        return {**told, "kept": False, "why": "no trial came to the target"}
+    best = min(reached, key=lambda t: t.last.seconds if t.last else 0.0)
+    first = runs.alone("best", best.point, _RUN_S)
+    best_s = seconds(first) or float("inf")
+    rows = [first, runs.alone("auto", {}, _RUN_S, sync="auto")]
+    rows.append(runs.alone("exact", {}, _RUN_S, sync="exact"))
+    seen = [best.point]
+    for trial in swept if not quick else ():
+        if trial.point not in seen:
+            seen.append(trial.point)
+            rows.append({**runs.alone(f"trial-{trial.number}", trial.point, best_s)})
+    by = {one["name"]: seconds(one) for one in rows}
+    sooner = [
+        name
+        for name, took_s in by.items()
+        if took_s is not None and took_s < best_s and name.startswith("trial")
+    ]
+    summary = {
+        "best": dict(best.point),
+        "seconds": by,
+        "sooner_than_the_best": sooner,
+        "than_auto": (by["auto"] or float("nan")) / best_s,
+        "than_exact": (by["exact"] or float("nan")) / best_s,
+    }
+    kept = (
+        not sooner
+        and summary["than_auto"] >= SOONER_THAN_AUTO
+        and summary["than_exact"] >= SOONER_THAN_EXACT
+    )
+    return {**told, "alone": rows, "summary": summary, "kept": kept}
+
+
+def main() -> None:
+    """Measure, and write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--scenario", default="S3", choices=sorted(SCENARIOS))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--keep", type=Path, help="jobs, logs and results of each run stay there")
+    parser.add_argument("--quick", action="store_true")
+    asked = parser.parse_args()
+    before = load()
+    with tempfile.TemporaryDirectory(prefix="ts", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        place = (asked.keep or Path(folder)).resolve()
+        place.mkdir(parents=True, exist_ok=True)
+        with Testbed(SCENARIOS[asked.scenario].spec) as bed:
+            ray = Cluster(bed, directory=Path(folder) / "ray", environment=dict(os.environ))
+            with ray:
+                ray.join(*bed.nodes)
+                bed.limit()
+                told = measure(Runs(bed, ray, place, quick=asked.quick), quick=asked.quick)
+    told = {
+        "format": 1,
+        "scenario": asked.scenario,
+        "quick": asked.quick,
+        "machine": describe(os.sched_getaffinity(0)),
+        "load_before": before,
+        **told,
+    }
+    text = json.dumps(told, indent=1) + "\n"
+    if asked.json:
+        asked.json.write_text(text)
+    print(json.dumps(told.get("summary", told), indent=1))
+
+
+if __name__ == "__main__":
+    main()
