@@ -67,6 +67,20 @@ def cluster(ray_tmpdir: Path, request: pytest.FixtureRequest) -> str:
     return str(ray.get_runtime_context().gcs_address)
 
 
+@pytest.fixture(scope="module")
+def warm(cluster: str) -> Iterator[None]:
+    """Runs of this process share the cluster's seats, whose workers have loaded torch already."""
+    from raycloud.on_ray import run
+    from raycloud.on_ray.seats import SeatsHandle
+    from raycloud.spec.sections import RoleResources
+
+    seats = SeatsHandle.start(RoleResources())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(run.train.__kwdefaults__, "seats", seats)
+        yield
+    seats.close()
+
+
 def _shut_down() -> None:
     """End the Ray that this process started or joined; one that it joined keeps running."""
     import ray

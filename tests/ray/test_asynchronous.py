@@ -20,7 +20,7 @@ from tests.tiers import variants
 CPUS = 4
 NEAR = 0.8  # of weights of about one: it is another algorithm
 
-pytestmark = pytest.mark.usefixtures("cluster")
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 def served(workers: int | list[int], steps: int, codec: str = "none", **more: Any) -> raycloud.Job:

@@ -19,7 +19,7 @@ from tests.live import events, of_kind, parameters
 CPUS = 2
 WORKERS = (1, 2)
 
-pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.full]
+pytestmark = [pytest.mark.usefixtures("warm"), pytest.mark.full]
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from tests.tiers import variants
 CPUS = 4
 NEAR = 0.3
 
-pytestmark = pytest.mark.usefixtures("cluster")
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 def coded(workers: int | list[int], steps: int, codec: str = "int4", **more: Any) -> raycloud.Job:

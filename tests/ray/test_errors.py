@@ -36,7 +36,7 @@ SAMPLES = 70
 SKIP = {"on_error": "skip", "on_nan": "skip", "most_skipped": 9, "most_nan_in_a_row": 9}
 EXACT = 1e-9
 
-pytestmark = pytest.mark.usefixtures("cluster")
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 def poisoned(workers: int, how: str, bad: int, folder: Path, **changes: Any) -> Job:

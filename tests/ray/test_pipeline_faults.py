@@ -45,18 +45,6 @@ def test_killed_reader(tmp_path: Path) -> None:
     assert len(list((tmp_path / "ran").iterdir())) == 4
 
 
-@pytest.mark.full
-def test_reader_that_dies_often_is_told_of(tmp_path: Path) -> None:
-    """In the pipeline, in a task, and when tried again all but the last time."""
-    written(tmp_path / "data", files=1)
-    settings = {"killed": str(tmp_path / "killed"), "deaths": 5}
-    job = asked(tmp_path, settings=settings)
-    with provider(job) as one:
-        assert ids_of(provided(one, job).train) == IDS[:60]
-        told = [notice.what for notice in one.notices()]
-    assert told == ["the data's pipeline is made again", "blocks are tried again, one by one"]
-
-
 @pytest.mark.full(only="readers join where reading takes long")
 @pytest.mark.parametrize("cpus", [1, 4])
 def test_others_join_where_reading_takes_long(tmp_path: Path, cpus: int) -> None:

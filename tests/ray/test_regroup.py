@@ -25,7 +25,7 @@ from raycloud.events import (
 )
 from raycloud.spec import Job
 from tests.connections import between, hang, shut
-from tests.live import asked, check_result, ended, members_below, of_kind
+from tests.live import asked, check_result, members_below, of_kind
 from tests.live_tasks import Steady
 from tests.tiers import variants
 
@@ -131,32 +131,8 @@ def test_a_killed_worker_is_not_missed(tmp_path: Path, ray_tmpdir: Path) -> None
         assert sum(e.last_step - e.first_step for e in steps) == 400 - begun
 
 
-@pytest.mark.full
-def test_workers_die_one_after_the_other(tmp_path: Path, ray_tmpdir: Path) -> None:
-    job = job_of(4, 1, 200, settings={"norm": True}, evaluate={"every_steps": 20})
-    trouble = Trouble(ray_tmpdir, [30, 31, 110], kill)
-    run = raycloud.train(job, run_dir=tmp_path / "run", observer=trouble)
-    assert len(trouble.hit) == 3
-    check_result(run, job, Steady(norm=True), 200)
-    assert len(of_kind(MemberLost, run.events)) == 3
-    assert run.summary["workers"] >= 1  # some may have been replaced by then
-
-
-@pytest.mark.full
-def test_a_frozen_worker_is_done_without(tmp_path: Path, ray_tmpdir: Path) -> None:
-    job = job_of(3, 1, 200)
-    trouble = Trouble(ray_tmpdir, [40], freeze)
-    run = raycloud.train(job, run_dir=tmp_path / "run", observer=trouble)
-    check_result(run, job, Steady(), 200)
-    [lost], [told] = of_kind(MemberLost, run.events), of_kind(Recovered, run.events)
-    assert "frozen, or cut off" in lost.reason
-    assert lost.silent
-    assert (told.lost, told.lost_steps) == ((lost.member,), 0)
-    assert ended(dict.fromkeys(trouble.hit, "a member"), END_S) == {}
-
-
 @pytest.mark.full(only="a frozen worker that thaws computes again")
-@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("norm", [True])
 def test_a_frozen_worker_thaws_and_its_process_computes_again(
     norm: bool, tmp_path: Path, ray_tmpdir: Path
 ) -> None:

@@ -15,7 +15,6 @@ from raycloud.events import (
     Event,
     MemberLost,
     MemberSpawned,
-    Noticed,
     Recovered,
     RolledBack,
     StepsCommitted,
@@ -123,26 +122,3 @@ def test_workers_are_killed_one_after_the_other(tmp_path: Path, ray_tmpdir: Path
     assert back.step >= 20
     assert {e.member for e in of_kind(MemberLost, run.events)} >= {0, 1}
     assert 2 in {e.member for e in of_kind(StepsCommitted, run.events)}
-
-
-@pytest.mark.full
-def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, ray_tmpdir: Path) -> None:
-    job = job_of(tmp_path, 80, least=2, checkpoint={"every_steps": 20, "keep": 3})
-
-    def damage() -> None:
-        part = next((tmp_path / "run/checkpoints/step-00000040").glob("*.safetensors"))
-        content = bytearray(part.read_bytes())
-        content[-1] ^= 1
-        part.write_bytes(content)
-        (tmp_path / "gate").touch()
-
-    killing = Killing(ray_tmpdir, published(40), before=damage)
-    run = raycloud.train(job, run_dir=tmp_path / "run", observer=killing)
-    check_result(run, job, Steady(), 80)
-    [back] = of_kind(RolledBack, run.events)
-    assert back.step == 20
-    whats = [e.what for e in of_kind(Noticed, run.events)]
-    assert "the checkpoint of step 40 is damaged and was passed over" in whats
-    [told] = of_kind(Recovered, run.events)
-    assert told.lost_steps >= 20
-    assert [e.step for e in of_kind(CheckpointPublished, run.events)].count(40) == 2

@@ -50,7 +50,7 @@ def test_a_killed_worker_counts_once(codec: str, tmp_path: Path, ray_tmpdir: Pat
 def test_a_killed_server_costs_no_step(codec: str, tmp_path: Path, ray_tmpdir: Path) -> None:
     """The others sum meanwhile, and it is taken back once it is started again."""
     gate = tmp_path / "gate"
-    job = served([5, 3], 120, codec, settings={"gate": str(gate), "pause_s": 0.05})
+    job = served([5, 3], 600, codec, settings={"gate": str(gate), "pause_s": 0.05})
 
     class Killed(Trouble):
         """It ends its pauses when a server has come back."""
@@ -65,7 +65,7 @@ def test_a_killed_server_costs_no_step(codec: str, tmp_path: Path, ray_tmpdir: P
 
     killed = Killed(ray_tmpdir, [20], lambda *_: kill_server(ray_tmpdir))
     run = raycloud.train(job, run_dir=tmp_path / "run", observer=killed)
-    check(run, job, 120, codec)
+    check(run, job, 600, codec)
     assert not of_kind(MemberLost, run.events)
     assert any(event.server for event in of_kind(ExchangeBroken, run.events))
     assert gate.exists()

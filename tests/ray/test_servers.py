@@ -147,15 +147,6 @@ def test_a_server_that_is_lost_before_any_checkpoint(tmp_path: Path, ray_tmpdir:
     check(run.directory, one)
 
 
-@pytest.mark.full
-def test_another_number_of_servers_and_workers_goes_on(tmp_path: Path) -> None:
-    one = looked(2, 2, steps=20)
-    raycloud.train(one, run_dir=tmp_path / "run")
-    other = looked(1, 3)
-    run = raycloud.train(other, run_dir=tmp_path / "run", resume=True)
-    check(run.directory, other)
-
-
 def test_another_number_of_servers_while_it_trains(tmp_path: Path) -> None:
     """Two, three, one: nothing is lost or counted twice, and no step is computed again."""
     gate = tmp_path / "gate"

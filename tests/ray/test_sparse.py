@@ -16,7 +16,7 @@ from tests.tiers import variants
 CPUS = 4
 
 pytestmark = [
-    pytest.mark.usefixtures("cluster"),
+    pytest.mark.usefixtures("warm"),
     # torch's own optimizers make sparse tensors without saying whether these are to be checked.
     pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled"),
 ]

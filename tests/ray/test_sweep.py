@@ -121,15 +121,12 @@ def test_settings_that_the_data_does_not_follow_share_a_pipeline(tmp_path: Path)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("minimize", [("measure",), ("measure", "samples")])
-def test_trials_end_early_and_their_seats_are_another_s(
-    minimize: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_trials_end_early_and_their_seats_are_another_s(tmp_path: Path) -> None:
     found = sweep(
         tiny(80),
         space={"global_batch": {"choice": [8, 16, 32]}, "clip_norm": {"log": [1e-6, 1.0]}},
         scheduler="asha",
-        minimize=minimize,
+        minimize=("measure", "samples"),
         reduction=2,
         trials=8,
         seed=1,
@@ -144,7 +141,6 @@ def test_trials_end_early_and_their_seats_are_another_s(
     wait_for("nothing reserved", nothing_reserved, seconds=GONE_S)
 
 
-@pytest.mark.full
 @pytest.mark.full
 def test_a_population_goes_on_as_its_best_with_other_rates(tmp_path: Path) -> None:
     found = sweep(

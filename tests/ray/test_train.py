@@ -34,7 +34,7 @@ SUMMARY = {  # what the issue names
     "workers", "generations", "recoveries", "bytes_sent", "bytes_dense", "predicted",
 }  # fmt: skip
 
-pytestmark = pytest.mark.usefixtures("cluster")
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 @pytest.mark.parametrize("shares", variants([5, 2, 1], [8], [5, 3], [2, 2, 2, 1, 1]), ids=str)

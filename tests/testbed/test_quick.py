@@ -16,7 +16,7 @@ from benchmarks.racing.scenarios import SCENARIOS
 from benchmarks.testbed import missing
 from tests.tiers import variants
 
-HERE = [name for name in SCENARIOS if name not in {"S1", "S2"}]  # like S3, with other links
+HERE = ("S3", "S5", "S7", "S9")  # a thin link, deaths, spot nodes, zones: the others are like these
 LIMIT_S = 240  # a run takes 15 to 35 s, on a busy machine more
 
 pytestmark = [
@@ -58,17 +58,3 @@ def test_a_scenario(tmp_path: Path, name: str) -> None:
     assert bool(happened) == bool(quick.events)
     assert row["settings_of_testbed"]["title"] == SCENARIOS[name].title
     assert row["settings_of_testbed"]["window_s"] == row["window_s"] == 6
-
-
-@pytest.mark.full
-def test_the_limit_is_measured_first_and_a_row_is_run_once(tmp_path: Path) -> None:
-    path = tmp_path / "rows.json"
-    rows = raced(path, "S1", "--contestants", "torchrun,limit")
-    assert set(rows["limit"]["rates"]) == {"n1", "n2"}
-    assert rows["limit"]["samples_per_s"] == sum(rows["limit"]["rates"].values())
-    together = pytest.approx(rows["limit"]["samples_per_s"])
-    assert rows["torchrun"]["limit_samples_per_s"] == together
-    assert 0 < rows["torchrun"]["ratio_to_limit"] < 1.5
-    before = path.read_bytes()
-    raced(path, "S1", "--contestants", "torchrun,limit")
-    assert path.read_bytes() == before

@@ -231,45 +231,6 @@ def test_nobody_comes_back_and_the_workers_end(head: Head, tmp_path: Path) -> No
     check_result(run_dir, job, Paced(), STEPS)
 
 
-@pytest.mark.full
-def test_allowed_to_it_goes_on_or_begins_again(head: Head, tmp_path: Path) -> None:
-    """As `--restarts` asks for it; there is no checkpoint."""
-    job, run_dir, allow = _job(tmp_path), tmp_path / "run", ("--resume", "allow")
-    with driver(head, tmp_path / "first", run_dir, job) as one:
-        wait_for("steps", lambda: step(one, run_dir) >= 5, seconds=START_S)
-        one.process.kill()
-        one.code()
-    with driver(head, tmp_path / "second", run_dir, job, more=allow) as one:
-        wait_for("the next commit", lambda: went_on(one, run_dir), seconds=START_S)
-        one.process.kill()
-        one.code()
-    ended(dict.fromkeys(pools(head), "a pool"), seconds=0)
-    (tmp_path / "gate").touch()
-    with driver(head, tmp_path / "third", run_dir, job, more=allow) as one:
-        assert one.code() == 0, one.err
-    assert (run_dir / "unsaved-1/events.jsonl").exists()
-    check_result(run_dir, job, Paced(), STEPS)
-
-
-@pytest.mark.full
-def test_another_job_begins_from_the_checkpoint(head: Head, tmp_path: Path) -> None:
-    job, run_dir = _job(tmp_path, checkpoint={"every_steps": 10}), tmp_path / "run"
-    with driver(head, tmp_path / "first", run_dir, job) as one:
-        wait_for("a checkpoint", lambda: saved(one, run_dir), seconds=START_S)
-        members = members_below(head.folder)
-        one.process.kill()
-        one.code()
-    (tmp_path / "gate").touch()
-    with driver(head, tmp_path / "second", run_dir, more=("--set", f"steps={STEPS + 1}")) as one:
-        assert one.code() == 0, one.err
-    log = events(run_dir)
-    (noticed,) = [n for n in of_kind(Noticed, log) if "could not be taken over" in n.what]
-    assert noticed.detail == {"why": "the job is another one"}
-    assert starts(run_dir)[1].resumed_from_step is not None
-    assert exact_steps(run_dir) == STEPS + 1
-    assert not set(members) & set(members_below(head.folder))
-
-
 @pytest.mark.full(only="a second driver is refused while the first lives")
 def test_second_driver_is_refused_while_the_first_lives(head: Head, tmp_path: Path) -> None:
     job, run_dir = _job(tmp_path, checkpoint={"every_steps": 10}), tmp_path / "run"
