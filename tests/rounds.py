@@ -16,6 +16,7 @@ from raycloud.step.collate import StepWork
 from raycloud.step.commit import collect, commit
 from raycloud.step.feed import adopted_by_step
 from raycloud.step.local import begin_round, compute_step
+from raycloud.step.replica import Replica
 from raycloud.step.residual import sum_of
 from raycloud.step.rounds import OUTER_MOMENTUM, average_moments, outer_rate
 from raycloud.sync.buckets import lay_out
@@ -27,6 +28,8 @@ from tests.sockets import gloo_members, together
 
 class RoundFleet(Fleet):
     """Replicas that compute rounds together, and exchange at the end of each."""
+
+    at_step = 0  # where a generation begins
 
     def whole(self, step: int, end: int) -> Round:
         """The round of steps [step, end)."""
@@ -41,9 +44,8 @@ class RoundFleet(Fleet):
     ) -> None:
         """Compute a round up to its step number `until`; of what is `adopted`, where that is."""
         dealt = adopted_by_step(whole, None if adopted is None else tuple(map(tuple, adopted)))
-        for rank, replica in enumerate(self.replicas):
-            if ranks is not None and rank not in ranks:
-                continue
+
+        def compute(rank: int, replica: Replica) -> None:
             if replica.residual is not None:
                 replica.residual.encode(of_updates=True)
             begin_round(replica, whole)
@@ -55,6 +57,14 @@ class RoundFleet(Fleet):
                 passes = self.collate.passes([every[k] for k in mine], self.fuse)
                 work = StepWork(span=plain, passes=passes).within(span)
                 compute_step(replica, work, at, whole, self.collate)
+
+        several = enumerate(self.replicas)
+        self.in_turns([partial(compute, k, r) for k, r in several if ranks is None or k in ranks])
+
+    def in_turns(self, calls: Sequence[Callable[[], None]]) -> None:
+        """Make calls of members; none waits for another where nothing travels within a round."""
+        for call in calls:
+            call()
 
     def exchange(self, whole: Round, *, arrives: bool = True) -> None:
         """Exchange what all have computed of a round, and commit it, if it `arrives`."""
@@ -82,7 +92,7 @@ class RoundFleet(Fleet):
 
         As many steps as there are: before the exchange is complete.
         """
-        whole = self.whole(step, end)
+        self.at_step, whole = step, self.whole(step, end)
         start = [[p.detach().clone() for p in r.model.parameters()] for r in self.replicas]
         self.compute_steps(whole, until=after)
         have = [-1] * len(whole.micro_batches)
@@ -98,6 +108,9 @@ class RoundFleet(Fleet):
             for k in replica.kept.micro_batches if replica.kept else ():
                 have[k] = at
         self.join([self.replicas[r] for r in survivors], [self.shares[r] for r in survivors])
+        if self.replicas[0].stop:  # what was computed of it is a round of its own
+            whole = self.whole(step, self.replicas[0].stop)
+            have = have[: len(whole.micro_batches)]
         self.compute_steps(whole, adopted=adopt(have, self.shares))
         kept = [k for r in self.replicas if r.kept for k in r.kept.micro_batches]
         assert sorted(kept) == list(range(len(have)))
@@ -114,7 +127,7 @@ class RoundFleet(Fleet):
             )
 
 
-class _Plain:
+class Plain:
     """One member of the simulation."""
 
     def __init__(self, asked: Job, task: NetTask) -> None:
@@ -164,7 +177,7 @@ def simulated_rounds(
         ends: One past the last step of each round.
         without: Micro-batches that weigh nothing.
     """
-    members = [_Plain(asked, task) for _ in shares]
+    members = [Plain(asked, task) for _ in shares]
     first = members[0]
     cut = Steps(
         samples=len(first.samples), global_batch=asked.global_batch, micro_batch=asked.micro_batch
@@ -202,7 +215,7 @@ def simulated_rounds(
 
 def _exchanged(
     asked: Job,
-    members: Sequence[_Plain],
+    members: Sequence[Plain],
     start: dict[str, Tensor],
     names: Sequence[str],
     residuals: list[Tensor],

@@ -92,9 +92,9 @@ class LaneReport:
 class Lane:
     """The control lane of one generation: one small all-reduce a step, and talk between steps.
 
-    All members make the same calls in the same order. All but `send` wait for the others, and raise
-    `TransportError` where the exchange broke, `Abandoned` where the generation is over. The
-    transport is the lane's own, so that its order is free of the gradients'.
+    All members make the same calls in the same order. All but `send` and `begin_sum` wait for the
+    others, and raise `TransportError` where the exchange broke, `Abandoned` where the generation is
+    over. The transport is the lane's own, so that its order is free of the gradients'.
     """
 
     def __init__(self, transport: Transport, abandoned: Callable[[], bool] = lambda: False) -> None:
@@ -130,7 +130,19 @@ class Lane:
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Sums over members of as many numbers from each."""
-        return list(self._summed(torch.tensor(values, dtype=torch.float64)))
+        return self.begin_sum(values)()
+
+    def begin_sum(self, values: Sequence[float]) -> Callable[[], list[float]]:
+        """The same without waiting: what is returned waits for the sums, once."""
+        numbers = torch.tensor(values, dtype=torch.float64)
+        work = self.transport.all_reduce(numbers) if self.transport.size > 1 else None
+
+        def read() -> list[float]:
+            if work is not None:
+                finish(work, self.abandoned)
+            return list(numbers.tolist())
+
+        return read
 
     def any_of(self, some: Iterable[int], count: int) -> tuple[int, ...]:
         """Indices, of `count` things, that any member gives in `some`."""

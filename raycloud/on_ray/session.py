@@ -205,7 +205,7 @@ class Session:
             auto_period=job.auto_period,
             min_workers=job.elastic.min_workers,
             max_workers=job.most_workers,
-            silence_s=SILENCE_S * job.first_period,  # a member tells of whole rounds
+            silence_s=SILENCE_S * job.round_steps(job.first_period),  # members tell of rounds
             saves=job.checkpoint.every_steps == "auto",
             most_failed=job.checkpoint.most_failed,
             capacity=capacity,

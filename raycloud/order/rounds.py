@@ -59,12 +59,14 @@ class RoundEnds:
         reads: After multiples of these something reads the state: there a round ends early.
         warm_steps: So many steps come first that are no part of a round.
         grow: The first of them end after 4, 8, 16 ... steps: what speeds are is known soon.
+        stop: Where a round that is under way ends, whatever else holds; 0: nowhere.
     """
 
     period: int
     reads: tuple[int, ...] = ()
     warm_steps: int = 0
     grow: bool = False
+    stop: int = 0
 
     def after(self, step: int, last_step: int) -> int:
         """One past the last step of what is exchanged at once, and begins with `step`.
@@ -72,12 +74,16 @@ class RoundEnds:
         >>> ends = RoundEnds(period=4, reads=(6,), warm_steps=1)
         >>> [ends.after(step, last_step=9) for step in (0, 1, 4, 6, 8)]
         [1, 4, 6, 8, 9]
+        >>> RoundEnds(period=4, stop=3).after(0, last_step=9)
+        3
         >>> growing = RoundEnds(period=32, grow=True)
         >>> [growing.after(step, last_step=99) for step in (0, 4, 9, 16, 32)]
         [4, 8, 16, 32, 64]
         """
         if self.alone(step):
             return min(step + 1, last_step)
+        if step < self.stop:
+            return min(self.stop, last_step)
         ends = [(step // n + 1) * n for n in (self.period, *self.reads)]
         if self.grow and step < self.period:
             ends.append(1 << max(2, step.bit_length()))

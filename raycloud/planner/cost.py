@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Literal
 from raycloud.planner.shares import step_seconds
 from raycloud.planner.speed import Speed
 from raycloud.spec import Job, SyncPoint
+from raycloud.spec.sections import STREAMED_PERIODS
 from raycloud.spec.sizes import coded_bytes, ring_bytes, served_bytes, tree_bytes
 
 if TYPE_CHECKING:
@@ -225,7 +226,18 @@ def sent_bytes(sync: SyncPoint, gradient_bytes: int, zones: Sequence[int]) -> in
         sent = codes
     elif sync.topology == "tree" and len(zones) > 1:
         sent, _ = tree_bytes(gradient_bytes, codes, zones)
-    return sent // sync.period
+    return int(sent * _exchanges(sync) / sync.period)
+
+
+def _exchanges(sync: SyncPoint) -> float:
+    """Of everything, in a period, on average: what travels in fragments does so at the end, too.
+
+    >>> _exchanges(SyncPoint(period=16)), _exchanges(SyncPoint(period=16, stream=4))
+    (1.0, 1.1875)
+    """
+    if sync.stream == 1:
+        return 1.0
+    return (STREAMED_PERIODS + 1.0 - 1.0 / sync.stream) / STREAMED_PERIODS
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +323,7 @@ class Costs:
                 counts=self.counts,
             )
             coding_s = _CODING_S[sync.codec] * profile.gradient_bytes
-            exchange_s = whole_s / sync.period
+            exchange_s = whole_s * _exchanges(sync) / sync.period
             exposed_s = coding_s / sync.period + self._exposed_s(sync, whole_s, compute_s)
         if profile.waited_s is not None and sync == self.job.sync_point:
             exposed_s = profile.waited_s
@@ -329,6 +341,9 @@ class Costs:
         """Of the exchange itself, by step."""
         if sync.topology == "servers" and sync.staleness:
             return max(0.0, whole_s / sync.period - compute_s)
+        if sync.stream > 1:
+            at_end_s = whole_s / (STREAMED_PERIODS * sync.period)
+            return at_end_s + max(0.0, whole_s / sync.period - compute_s)
         if sync.period > 1:
             return whole_s / sync.period
         gradient_bytes = self.profile.gradient_bytes

@@ -202,6 +202,8 @@ def _named(sync: SyncPoint) -> str:
     told = [f"codec {sync.codec}"] if sync.codec != "none" else []
     if sync.period > 1:
         told.append(f"period {sync.period}")
+    if sync.stream > 1:
+        told.append(f"stream {sync.stream}")
     return ", ".join((f"{sync.topology}", *told))
 
 

@@ -27,6 +27,7 @@ from raycloud.bounded import expanded
 from raycloud.spec.mistakes import Where, combined, mistakes_in
 from raycloud.spec.rules import broken
 from raycloud.spec.sections import (
+    STREAMED_PERIODS,
     Auto,
     CheckpointSection,
     DataSection,
@@ -296,7 +297,9 @@ class Job(Section):
         """Bytes of gradient that travel as one message, of a model with this much of it."""
         asked = self.sync.bucket_bytes
         on_gpu = self.resources.worker.gpus > 0
-        return bucket_bytes(gradient_bytes, on_gpu=on_gpu) if asked == "auto" else asked
+        found = bucket_bytes(gradient_bytes, on_gpu=on_gpu) if asked == "auto" else asked
+        stream = self.sync.stream
+        return min(found, gradient_bytes // (2 * stream)) if stream > 1 else found
 
     @property
     def sync_point(self) -> SyncPoint:
@@ -336,6 +339,10 @@ class Job(Section):
     def first_period(self) -> int:
         """Steps of a round at the start."""
         return self.most_period if self.asynchronous else self.sync_point.period
+
+    def round_steps(self, period: int) -> int:
+        """Steps of the longest round, where so many are between exchanges."""
+        return period if self.sync.stream == 1 else STREAMED_PERIODS * period
 
     @property
     def auto_period(self) -> int:

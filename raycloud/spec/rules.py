@@ -187,6 +187,39 @@ def _backed_up_in_rounds(period: object, backup_micro_batches: int) -> Broken | 
     return problem, "write period 1, or elastic.backup_micro_batches 0"
 
 
+def _streamed(stream: int, period: object, topology: object, on_error: str) -> Broken | None:
+    if stream == 1:
+        return None
+    if not isinstance(period, int) or period == 1:
+        problem = f"fragments of a round travel, and with sync.period = {period} there "
+        told = "may be none" if period == "auto" else "are none"
+        return problem + told, "write period 16, or leave stream out"
+    if period % stream:
+        problem = f"each of so many fragments has its turn once in sync.period = {period} steps"
+        fits = max(period // stream, 1) * stream
+        return problem, f"write stream {_divisor(period, stream)}, or period {fits}"
+    if topology == "servers":
+        return "servers take whole updates", "write topology direct, tree or ring, or no stream"
+    if on_error != "stop":
+        problem = "what has travelled of a sample cannot be left out, as errors.on_error = "
+        return f"{problem}{on_error} has it", "write errors.on_error stop, or leave stream out"
+    return None
+
+
+def _divisor(period: int, most: int) -> int:
+    """The largest divisor of `period` that is no more than `most`, at least 2."""
+    return next((d for d in range(min(most, period), 1, -1) if period % d == 0), period)
+
+
+def _read_while_streamed(stream: int, period: object, every_steps: object) -> Broken | None:
+    if stream == 1 or not isinstance(every_steps, int) or not isinstance(period, int):
+        return None
+    if every_steps >= 2 * period:
+        return None
+    problem = f"all is exchanged at once after {every_steps} steps, where something reads the state"
+    return problem, f"have it read after {2 * period} steps or more, or leave stream out"
+
+
 def _read_in_rounds(period: Any, every_steps: object) -> Broken | None:
     if period == "auto" or not isinstance(every_steps, int) or every_steps >= period:
         return None
@@ -321,6 +354,21 @@ RULES: tuple[Rule, ...] = (
             ("sync.period", reads),
             f"`sync.period` is at most `{reads}`, where that is a number.",
             _read_in_rounds,
+        )
+        for reads in ("checkpoint.every_steps", "evaluate.every_steps")
+    ),
+    Rule(
+        ("sync.stream", "sync.period", "sync.topology", "errors.on_error"),
+        "With a `sync.stream` of more than 1, `sync.period` is a multiple of it, `sync.topology` "
+        "not servers, and `errors.on_error` stop.",
+        _streamed,
+    ),
+    *(
+        Rule(
+            ("sync.stream", "sync.period", reads),
+            f"With a `sync.stream` of more than 1, `{reads}`, where it is a number, is at least "
+            "twice `sync.period`.",
+            _read_while_streamed,
         )
         for reads in ("checkpoint.every_steps", "evaluate.every_steps")
     ),

@@ -142,6 +142,9 @@ class ElasticSection(Section):
     those before them. 0: no such backups."""
 
 
+STREAMED_PERIODS = 4  # until workers that exchange fragments all have the same again
+
+
 class SyncSection(Section):
     """How updates travel. `sync: exact` is each default; `sync: auto` lets raycloud choose."""
 
@@ -160,6 +163,13 @@ class SyncSection(Section):
     nesterov: by that with momentum 0.85 and a rate of sqrt(period / 32), at most 1, after DiLoCo.
     auto: mean where the optimizer is SGD, else nesterov. With a period of 1 there are no rounds,
     and it is of no effect."""
+    stream: int = Field(default=1, ge=1)
+    """Fragments of the model that travel while workers compute, with a `period` of 2 or more. 1:
+    none, a round's exchange waits for its end. More: whole parameters are put into so many
+    fragments of about equal bytes. In each period each is exchanged once, in turns, so that a link
+    carries one in period / stream steps; what has come by the next turn is applied then, beside
+    what the worker has done since (Streaming DiLoCo). After 4 periods, and early where a round ends
+    early, all is exchanged at once, and the round ends."""
     warm_steps: Annotated[int, Field(ge=0)] | Auto = "auto"
     """First steps of the run that are exchanged one by one, before rounds begin: what the model
     learns then matters most. auto: a seventh of `steps`, at most 500; 200 where the job is
@@ -407,3 +417,4 @@ class SyncPoint:
     staleness: int | Literal["unbounded"] = 0
     codec: str = "none"
     ratio: int | None = None
+    stream: int = 1

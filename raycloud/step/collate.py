@@ -76,6 +76,17 @@ class StepWork:
     failed_rows: int = 0
     idle_s: float = 0.0
 
+    @classmethod
+    def joined(cls, whole: Round, made: Iterable[StepWork]) -> StepWork:
+        """That of a round, of those of its steps."""
+        every = [*made]
+        return cls(
+            span=whole,
+            passes=tuple(p for one in every for p in one.passes),
+            failed=tuple(f for one in every for f in one.failed),
+            failed_rows=sum(one.failed_rows for one in every),
+        )
+
     def within(self, span: StepSpan) -> StepWork:
         """The same as a step of a round, whose micro-batches are numbered from `span.first` on."""
         if span.first == 0:

@@ -156,7 +156,7 @@ def collect(replica: Replica, step: int, abandoned: Callable[[], bool]) -> Excha
     replica.statistics.collect(abandoned)
     exchanged = replica.gradients.collect(abandoned)
     ended_s, begun_s = replica.clock.monotonic_s(), replica.gradients.begun_s
-    overlap_s = 0.0 if begun_s is None else max(0.0, began_s - begun_s)
+    overlap_s = replica.take_hidden_s() + (0.0 if begun_s is None else max(0.0, began_s - begun_s))
     exchanged = replace(exchanged, exchange_s=ended_s - began_s, overlap_s=overlap_s)
     if replica.tables is not None and not exchanged.astray and replica.clip_norm is not None:
         norm = math.hypot(exchanged.norm, replica.tables.norm())

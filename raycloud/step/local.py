@@ -53,6 +53,7 @@ def compute_step(
     if kept is None or rounds is None:
         raise InternalError(f"step {span.step} was to be computed in no round")
     if replica.following is None:
+        rounds.foretell(at, whole, kept.weight + work.weight)
         with replica.waiting():
             rounds.before_step(at, kept, replica.forward.loss)
     replica.kept = kept.and_also(work, within=whole)

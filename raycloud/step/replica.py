@@ -38,6 +38,7 @@ from raycloud.step.contract import (
 )
 from raycloud.step.device import processor
 from raycloud.step.forward import Forward, Fusing
+from raycloud.step.fragments import Fragments
 from raycloud.step.hyperparameters import Hyperparameters
 from raycloud.step.mutation import extra_states, has_modes
 from raycloud.step.residual import ResidualPart
@@ -89,6 +90,7 @@ class Replica:
         update: What moves the parameters.
         summing: The servers that sum what is exchanged in lockstep; None: members do.
         rounds: The part that makes one update of the members' own in a round; None: there are none.
+        fragments: The same, where fragments travel within them.
         backing: Whom it backs up in this generation, and who backs it up; None: nobody.
         following: It has no state yet, and keeps what it would commit; None: it has.
         by_measured: Its schedule is not stepped once per step, but by `take_measured`.
@@ -213,7 +215,32 @@ class Replica:
                     hint="use GroupNorm or LayerNorm, or write another sync.topology than servers",
                 )
             return Asynchronous(job, **given), trains
-        return Rounds(**given, nesterov=outer == "nesterov", adapts=adapts), trains
+        given |= {"nesterov": outer == "nesterov", "adapts": adapts}
+        if job.sync.stream == 1:
+            return Rounds(**given), trains
+        given |= {"round_steps": job.round_steps, "clock": self.clock}
+        # A running average counts with all micro-batches that the round was to have.
+        given["ends_early"] = not self.statistics.exact
+        return Fragments(job.sync.stream, self.gradients, **given), trains
+
+    @property
+    def fragments(self) -> Fragments | None:
+        """The rounds, where fragments travel within them."""
+        return self.rounds if isinstance(self.rounds, Fragments) else None
+
+    @property
+    def round_steps(self) -> int:
+        """Steps of the longest round; 1: there are none."""
+        return self.period if self.fragments is None else self.fragments.round_steps
+
+    @property
+    def stop(self) -> int:
+        """Where a round that is under way ends, where that is sooner than others do; 0: nowhere."""
+        return 0 if self.fragments is None else self.fragments.stop
+
+    def take_hidden_s(self) -> float:
+        """Seconds in which fragments travelled while this member computed, since the last call."""
+        return 0.0 if self.fragments is None else self.fragments.take_hidden_s()
 
     @property
     def asynchronous(self) -> Asynchronous | None:
@@ -410,8 +437,9 @@ class Replica:
         self.history.measured = steps, value
 
     def rows_bytes(self) -> tuple[int, int]:
-        """Sent to servers since the last call, and what that is without a codec and copies."""
+        """Sent beside exchanges since the last call; what rows are without a codec and copies."""
         sent = 0 if self.asynchronous is None else self.asynchronous.take_bytes()
+        sent += 0 if self.fragments is None else self.fragments.take_bytes()
         rows, plain = (0, 0) if self.tables is None else self.tables.take_bytes()
         return sent + rows, plain
 

@@ -62,9 +62,10 @@ def outer_rate(period: int) -> float:
 class Rounds(Stateful):
     """The parameters in a round: where it began, what this member has made of them, what all do.
 
-    Order of calls in a round: `stage`, or `resume`; `start`; for each step `mean_gradient` and
-    `take_step`; `give`, before the exchange; then `commit` or `discard`. A follower takes no step.
-    Steps that are no part of a round leave all this alone.
+    Order of calls in a round: `stage`, or `resume`; `start`; for each step `foretell`,
+    `before_step`, `mean_gradient`, `take_step` and `after_step`; `give`, before the exchange; then
+    `commit` or `discard`. A follower takes no step. Steps that are no part of a round leave all
+    this alone.
 
     Args:
         trained: What is moved.
@@ -135,6 +136,9 @@ class Rounds(Stateful):
         self._started, self._stepped = True, 0
         self._start = [p.detach().clone() for p in self._parameters]
         self._settings = self._now()
+
+    def foretell(self, at: int, whole: Round, weight: float) -> None:
+        """Step number `at` is about to begin: with it this member has computed that `weight`."""
 
     def before_step(self, at: int, kept: PartialStep, loss: torch.Tensor) -> None:
         """Step number `at` begins; of the round there is `kept`, with this sum of losses."""
@@ -215,11 +219,19 @@ class Rounds(Stateful):
         if self._follows():
             self._forget_gradients()
             return
-        moved = [start - p.detach() for p, start in zip(self._parameters, self._start, strict=True)]
+        moved = self._way()
         if self.adapts:
             self.given = float(nn.utils.get_total_norm(moved)) ** 2
         for p, delta in zip(self._parameters, moved, strict=True):
             p.grad = delta
+
+    def _way(self) -> list[torch.Tensor]:
+        """How far this member has moved what all have."""
+        return [base - p.detach() for p, base in zip(self._parameters, self._bases(), strict=True)]
+
+    def _bases(self) -> Sequence[torch.Tensor]:
+        """What all have, and have moved their own from."""
+        return self._start
 
     def commit(self, step: Commit) -> None:
         """See `Stateful.commit`; the gradients in place are the mean of what all have moved."""
@@ -227,8 +239,7 @@ class Rounds(Stateful):
             return
         self.unlike = True
         means = [p.grad for p in self._parameters]
-        starts: Sequence[torch.Tensor] = self._start
-        stepped = self._stepped
+        starts, stepped = self._bases(), self._stepped
         if step.sums is not None:  # kept by a follower, whose parameters are those of the start
             starts, stepped = self._parameters, 0
         self._forget_gradients()

@@ -297,6 +297,43 @@ class GradientExchange:
         flags = told[len(norms) :]
         return told[: len(norms)], self._flags.read(flags), self._flags.measured(flags)
 
+    def begin_fragment(
+        self, buckets: Sequence[Bucket], moved: Sequence[Sequence[torch.Tensor]], scale: float
+    ) -> None:
+        """Between steps, begin to sum what has `moved`, times `scale`, in these buckets' places.
+
+        All members begin the same ones; `finish_fragment` comes before anything else is begun.
+
+        Args:
+            buckets: Some of this exchange's.
+            moved: Of each bucket one tensor a parameter; the caller's again once this returns.
+            scale: Factors of all members add up to 1.
+
+        Raises:
+            TransportError: The connections are broken.
+        """
+        self._works = []
+        for bucket, some in zip(buckets, moved, strict=True):
+            for slot, one in zip(bucket.slots, some, strict=True):
+                torch.mul(one, scale, out=slot)
+            self._works.append(self._strategy.start(bucket))
+
+    def finish_fragment(self, buckets: Sequence[Bucket], abandoned: Callable[[], bool]) -> int:
+        """Wait for it: the buckets' `slots` have the sums then; returns the bytes sent.
+
+        What encoding has lost of it counts until `commit`, and is taken back where that does not
+        come. `TransportError`: the exchange broke, or was abandoned.
+        """
+        for b, work in enumerate(self._works):
+            if work is not None:
+                finish(work, abandoned)
+                self._works[b] = None
+        for bucket in buckets:
+            self._strategy.finish(bucket)
+        if self.residual is not None:
+            self.residual.count()
+        return sum(self._strategy.bytes_sent(bucket) for bucket in buckets)
+
     @property
     def under_way(self) -> bool:
         """Something travels; may be asked in any thread."""

@@ -32,6 +32,7 @@ class Residual:
         self._kept: dict[Bucket, torch.Tensor] = {}
         self._staged: dict[Bucket, torch.Tensor | None] = {}
         self._spare: dict[Bucket, torch.Tensor] = {}
+        self._before: dict[Bucket, torch.Tensor | None] = {}  # what was kept before `count`
 
     def add_to(self, bucket: Bucket) -> None:
         """Add what is kept to the bucket's gradients."""
@@ -51,15 +52,23 @@ class Residual:
         spare = self._spare.pop(bucket, None)
         return torch.empty_like(bucket.flat) if spare is None else spare
 
-    def commit(self) -> None:
-        """The step counts."""
+    def count(self) -> None:
+        """What is staged counts as long as the round does that it is a part of."""
         for bucket, left in self._staged.items():
             before = self._kept.pop(bucket, None)
-            if before is not None:
+            if bucket not in self._before:
+                self._before[bucket] = before
+            elif before is not None:
                 self._spare[bucket] = before
             if left is not None:
                 self._kept[bucket] = left
         self._staged.clear()
+
+    def commit(self) -> None:
+        """The step counts."""
+        self.count()
+        self._spare |= {b: before for b, before in self._before.items() if before is not None}
+        self._before.clear()
 
     def discard(self) -> None:
         """The step does not count: what was kept before it stays."""
@@ -67,10 +76,18 @@ class Residual:
             if left is not None:
                 self._spare[bucket] = left
         self._staged.clear()
+        for bucket, before in self._before.items():
+            left = self._kept.pop(bucket, None)
+            if left is not None:
+                self._spare[bucket] = left
+            if before is not None:
+                self._kept[bucket] = before
+        self._before.clear()
 
     def abandon(self) -> None:
         """An exchange broke, and may still write to what was staged or lent: leave it behind."""
         self._staged.clear()
+        self.discard()
         self._spare.clear()
 
     def kept(self, bucket: Bucket) -> torch.Tensor:

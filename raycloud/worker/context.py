@@ -221,14 +221,15 @@ class Changes:
         return now
 
 
-def round_ends(job: Job, period: int) -> RoundEnds:
-    """Where rounds of a job end, of which this period is in force."""
+def round_ends(job: Job, period: int, stop: int = 0) -> RoundEnds:
+    """Where rounds of a job end, of which this period is in force; one under way may `stop`."""
     reads = job.checkpoint.every_steps, job.evaluate.every_steps
     return RoundEnds(
         period=period,
         reads=tuple(every for every in reads if isinstance(every, int)),
         warm_steps=job.warm_steps,
         grow=job.asynchronous,
+        stop=stop,
     )
 
 
@@ -257,3 +258,7 @@ class LoopContext:
     host: Host
     extend: Callable[[Extend, int], None]
     first_step: int = 0
+
+    def round_ends(self) -> RoundEnds:
+        """Where rounds end, as it is known now."""
+        return round_ends(self.job, self.replica.round_steps, self.replica.stop)

@@ -29,7 +29,6 @@ from raycloud.step.consistency import Consistency
 from raycloud.step.feed import Adopted, Course, Feed, Piece, Schedule, adopted_by_step
 from raycloud.step.local import begin_round, compute_step
 from raycloud.step.rounds import average_moments
-from raycloud.worker.context import round_ends
 from raycloud.worker.dataset import LAYOUT, layout_record
 from raycloud.worker.evaluate import measured_value, merge_states
 from raycloud.worker.period import PeriodLooks, Processors, Took
@@ -130,7 +129,7 @@ class Loop:
 
     def take_period(self) -> None:
         """Rounds have as many steps as has been chosen."""
-        self._ends = round_ends(self._context.job, self._context.replica.period)
+        self._ends = self._context.round_ends()
 
     @property
     def last_step(self) -> int:
@@ -413,20 +412,18 @@ class Loop:
         member's gradient in the last step that had any.
         """
         replica, collate = self._context.replica, self._context.collate
-        whole = self.span(self.step, self.position)
-        if not isinstance(whole, Round):
-            raise InternalError(f"a round was to begin with step {self.step}, after the last")
+        whole = self._round()
         if replica.residual is not None:
             replica.residual.encode(of_updates=True)
-        self._begun, pace, late, norm = whole, replica.pace, False, float("nan")
-        waited_s = replica.waited_s
+        pace, waited_s, late, norm = replica.pace, replica.waited_s, False, float("nan")
         begin_round(replica, whole)
         made: list[StepWork] = []
-        for at, span in enumerate(whole.spans):
+        while (at := len(made)) < len(whole.spans):
+            span = whole.spans[at]
             if self._abandoned():
                 raise Abandoned(f"the generation was abandoned before step {span.step}")
             work = self._feed.take().within(span)
-            if span is whole.spans[-1]:
+            if at + 1 == len(whole.spans):
                 self._send_lane(*work.told(replica.kept))
             pace.begin(work.micro_batches if replica.foreseeable else 0)
             done = False
@@ -437,17 +434,22 @@ class Loop:
                 pace.end(done=done)
             late, norm = late or pace.told(), found if done else norm
             made.append(replace(work, passes=tuple(replace(p, batch=None) for p in work.passes)))
+            if self._ends.stop != replica.stop:  # all have found that it ends earlier
+                whole = self._round()
         sums = self._read_weight()
         replica.begin_exchange(1.0 / sums.weight)
         self._lane_s += replica.waited_s - waited_s  # no part of computing, either
         replica.send(behind=self._behind(), late=late)
-        work = StepWork(
-            span=whole,
-            passes=tuple(p for one in made for p in one.passes),
-            failed=tuple(f for one in made for f in one.failed),
-            failed_rows=sum(one.failed_rows for one in made),
-        )
-        return work, sums, norm
+        return StepWork.joined(whole, made), sums, norm
+
+    def _round(self) -> Round:
+        """The one that begins here, as it is known now."""
+        self.take_period()
+        whole = self.span(self.step, self.position)
+        if not isinstance(whole, Round):
+            raise InternalError(f"a round was to begin with step {self.step}, after the last")
+        self._begun = whole
+        return whole
 
     def _behind(self) -> bool:
         return not self._context.changes.next_at_hand

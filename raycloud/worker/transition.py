@@ -30,7 +30,7 @@ from raycloud.step.commit import enter_tables
 from raycloud.step.forward import Fusing
 from raycloud.step.rounds import average_moments
 from raycloud.sync.period import Choice
-from raycloud.worker.context import Membership, round_ends
+from raycloud.worker.context import Membership
 from raycloud.worker.loop import Loop
 
 if TYPE_CHECKING:
@@ -170,13 +170,14 @@ class Transition:
         if meeting.rank in may_follow and not self._newcomers.may_follow:
             self._newcomers.take_in_meeting()
         point = find_resume_point(everyone, may_follow)
+        self._agree_on_fragments(lane, own.step, point)
         self._average_moments(meeting, point, lane)
         if take_state(replica, point, lane, self._address, context.host):
             self._catch_up(meeting, point)
         if (of := replica.asynchronous) is not None:
             planned = meeting.planned and own.begun == 1
             claim = of.enter(meeting.generation, point.step, lane, planned=planned)
-            if not round_ends(self._context.job, replica.period).alone(point.step):
+            if not context.round_ends().alone(point.step):
                 replica.reclaim(*claim)
         adopted = self._deal(meeting, point, lane, gone)
         if self._suspects.pressing:
@@ -212,6 +213,23 @@ class Transition:
         rounds.unlike = any(row[3] for row in rows)
         if self.loop is not None:
             self.loop.take_period()
+
+    def _agree_on_fragments(self, lane: Lane, own_step: int, point: ResumePoint) -> None:
+        """Whether fragments travel in this generation, and where a round under way ends.
+
+        Who follows keeps what each exchange of a round brings, and there is room for one.
+        """
+        if (fragments := self._context.replica.fragments) is not None:
+            changes = self._context.changes
+            fragments.enter(
+                lane,
+                point.step,
+                mine=own_step == point.step,
+                travels=not point.followers,
+                behind=lambda: not changes.next_at_hand,
+            )
+            if self.loop is not None:
+                self.loop.take_period()
 
     def _status(self) -> MemberStatus:
         context, loop = self._context, self.loop
@@ -267,7 +285,7 @@ class Transition:
         if self.loop is not None:
             span = self.loop.span(point.step, point.position)
         else:
-            ends = round_ends(context.job, context.replica.period)
+            ends = context.round_ends()
             span = ends.at(point.step, context.steps, point.position, self._last_step)
         if span is None:  # no step is left
             return None

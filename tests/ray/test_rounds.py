@@ -23,16 +23,25 @@ NEAR = 0.8  # of weights of about one: it is another algorithm
 pytestmark = pytest.mark.usefixtures("warm")
 
 
-def in_rounds(workers: int | list[int], steps: int, codec: str, **more: Any) -> raycloud.Job:
+def in_rounds(
+    workers: int | list[int], steps: int, codec: str, stream: int = 1, **more: Any
+) -> raycloud.Job:
     sync = {"period": 8, "outer": "nesterov", "warm_steps": 5, "codec": codec}
-    sync["bucket_bytes"] = 1024
+    sync |= {"bucket_bytes": 1024, "stream": stream}
     return asked("Steady", workers, steps=steps, sync=sync, settings={"double": False}, **more)
 
 
-@pytest.mark.parametrize("codec", variants("int4", "none", "topk"))
-def test_a_killed_worker_is_not_missed(codec: str, tmp_path: Path, ray_tmpdir: Path) -> None:
+@pytest.mark.parametrize(
+    ("codec", "stream"),
+    variants(("int4", 1), ("int4", 4), ("none", 1), ("topk", 1), ("none", 4), fast=2),
+)
+def test_a_killed_worker_is_not_missed(
+    codec: str, stream: int, tmp_path: Path, ray_tmpdir: Path
+) -> None:
+    """With fragments one is on its way almost always, and rounds have 32 steps."""
     elastic = {"min_workers": 1, "max_workers": 3}
-    job = in_rounds(3, 300, codec, elastic=elastic, checkpoint={"every_steps": 50})
+    every = {"every_steps": 50}
+    job = in_rounds(3, 300, codec, stream, elastic=elastic, checkpoint=every)
     trouble = Trouble(ray_tmpdir, [60], kill)
     run = raycloud.train(job, run_dir=tmp_path / "run", observer=trouble)
     assert run.status == "finished"

@@ -69,6 +69,7 @@ class Scenario:
         topology: Between whom; `auto` is direct with a codec; machines are in two zones in turns.
         period: Steps between two exchanges, but for 1 rounds that move weights by Nesterov's; of
             `auto` they are 4, 1, 2 and 3 steps long in turns.
+        stream: Fragments that travel within rounds.
     """
 
     seed: int
@@ -87,6 +88,7 @@ class Scenario:
     codec: str = "none"
     topology: str = "auto"
     period: int | Literal["auto"] = 1
+    stream: int = 1
 
     @property
     def tolerance(self) -> float:
@@ -161,7 +163,7 @@ class _Run:
         self.faults = Faults(scenario.blows, self.stage, self.story)
         self.stage.passing = self._passes
         self.up = [True] * scenario.members
-        names = (*_ASKED, "codec", "topology", "period")
+        names = (*_ASKED, "codec", "topology", "period", "stream")
         self.job = asked(**{name: getattr(scenario, name) for name in names})
         self.starts = 0
         self.states: dict[tuple[int, int], dict[tuple[Seat, int], str]] = {}

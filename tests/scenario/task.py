@@ -111,6 +111,7 @@ def asked(
     codec: str = "none",
     topology: str = "auto",
     period: int | str = 1,
+    stream: int = 1,
 ) -> Job:
     """The job that all scenarios train; what a codec may encode is not double."""
     settings = {"norm": norm, "alike": alike, "bad": list(bad), "spoils": spoils}
@@ -122,6 +123,7 @@ def asked(
             "ratio": 8 if codec == "topk" else None,
             "topology": "direct" if topology == "auto" and codec != "none" else topology,
             "period": period,
+            "stream": stream,
             "outer": "mean" if period == 1 else "nesterov",
             "bucket_bytes": 1024,
         },

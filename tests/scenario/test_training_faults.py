@@ -101,6 +101,15 @@ def test_faults_in_rounds(seed: int, tmp_path: Path) -> None:
     sound(scenario, tmp_path, f"seed {seed}, {codec}, period {period}")
 
 
+@pytest.mark.parametrize("seed", variants(*range(30, 60), fast=3))
+def test_faults_while_fragments_travel(seed: int, tmp_path: Path) -> None:
+    codec, stream = ("int4", "none", "topk")[seed % 3], (2, 4)[seed % 2]
+    scenario = drawn(seed, count=6, steps=60)
+    every = 12 if isinstance(scenario.every_steps, int) else scenario.every_steps
+    scenario = replace(scenario, codec=codec, period=4, stream=stream, every_steps=every)
+    sound(scenario, tmp_path, f"seed {seed}, {codec}, period 4, stream {stream}")
+
+
 @pytest.mark.parametrize("seed", variants(*range(13, 17), fast=2))
 def test_faults_where_rounds_change_their_length(seed: int, tmp_path: Path) -> None:
     codec = ("none", "int4")[seed % 2]
@@ -115,6 +124,18 @@ def test_a_member_dies_in_a_round(point: str, tmp_path: Path) -> None:
     outcome = sound(hit(*blows, period=4), tmp_path)
     assert (outcome.starts, outcome.befallen) == (1, 2)
     assert outcome.recoveries >= 1
+
+
+@pytest.mark.parametrize("point", variants("gradients", "compute", "lane", "commit", fast=2))
+def test_a_member_dies_with_a_fragment_on_its_way(point: str, tmp_path: Path) -> None:
+    blows = [Blow(at_step=s, kind=Kind.DIE, point=point) for s in (9, 17)]
+    outcome = sound(hit(*blows, period=4, stream=2, every_steps=None, steps=60), tmp_path)
+    assert outcome.recoveries >= 1
+
+
+def test_a_newcomer_follows_where_fragments_would_travel(tmp_path: Path) -> None:
+    outcome = sound(replace(REPLACED, period=4, stream=2), tmp_path)
+    assert outcome.members > REPLACED.members
 
 
 def test_a_newcomer_follows_round_by_round(tmp_path: Path) -> None:

@@ -79,6 +79,16 @@ def test_rounds_divide_what_an_exchange_costs_and_hide_nothing_of_it() -> None:
     assert each.exposed_s == pytest.approx(codes / 2.5e6 - hidden, abs=0.01)
 
 
+def test_of_fragments_a_quarter_is_waited_for_and_more_is_sent() -> None:
+    sync = {"topology": "direct", "codec": "int4", "period": 16}
+    given = profile(), FOUR, SHARES, ZONES
+    plain, found = (predict(job(sync={**sync, "stream": n}), *given) for n in (1, 4))
+    codes = ring_bytes(coded_bytes(GRADIENT, "int4"), 4)
+    assert found.bytes_per_step == int(codes * 1.1875 / 16)
+    assert plain.exposed_s is not None
+    assert found.exposed_s == pytest.approx(plain.exposed_s - 0.75 * codes / 2.5e6 / 16)
+
+
 def test_over_a_thin_link_fewer_bytes_are_foretold_to_be_faster_and_said_so() -> None:
     given = job(), profile(), FOUR, SHARES, ZONES
     found = Costs(*given).alternatives()

@@ -57,7 +57,8 @@ GOLDEN = """\
     "topology": "ring",
     "staleness": 0,
     "codec": "none",
-    "ratio": null
+    "ratio": null,
+    "stream": 1
   },
   "predicted": {
     "step_s": 1.90625,

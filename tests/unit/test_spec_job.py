@@ -76,6 +76,7 @@ def test_defaults() -> None:
         "sync": {
             "period": 1,
             "outer": "auto",
+            "stream": 1,
             "warm_steps": "auto",
             "topology": "auto",
             "staleness": 0,

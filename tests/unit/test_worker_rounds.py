@@ -12,6 +12,7 @@ import pytest
 from raycloud.commands import Halt, Save
 from raycloud.errors import TaskError
 from raycloud.events import ChangeApplied, EvaluationPart, Noticed, PartWritten, StepsCommitted
+from raycloud.net.lane import Lane
 from raycloud.order import Position, Steps, round_at
 from raycloud.recovery.quorum import NOBODY
 from raycloud.spec import Job
@@ -19,7 +20,9 @@ from raycloud.sync.period import Choice
 from raycloud.worker import period as worker_period
 from raycloud.worker.context import round_ends
 from raycloud.worker.transition import _dealt
+from tests.fragments import FragmentFleet
 from tests.lockstep import NetTask, difference, job
+from tests.loopback import Loopback
 from tests.rounds import RoundFleet
 from tests.unit.test_worker_loop import STEPS, Alone, Growing
 from tests.unit.test_worker_plateau import Plateau
@@ -30,6 +33,11 @@ from tests.unit.test_worker_plateau import _together as in_time
 def in_rounds(warm_steps: int | str = 0, period: int | str = 4, **more: Any) -> Job:
     sync = {"period": period, "outer": "nesterov", "warm_steps": warm_steps}
     return job(sync={**sync, "bucket_bytes": 1024}, **more)
+
+
+def streamed() -> Job:
+    sync = {"period": 2, "outer": "nesterov", "warm_steps": 0, "stream": 2, "bucket_bytes": 1024}
+    return job(sync=sync)
 
 
 def ends(asked: Job) -> list[int]:
@@ -141,6 +149,42 @@ def test_changes_take_effect_between_rounds(tmp_path: Path) -> None:
     applied = [(one.change, one.step) for one in alone.of(ChangeApplied)]
     assert applied == [(1, 4), (2, 8)]
     assert alone.steps_of(PartWritten) == [4, 8]
+
+
+def travelling(tmp_path: Path, asked: Job, task: NetTask | None = None) -> Alone:
+    """A loop in whose rounds fragments travel, as a meeting would have it."""
+    alone = Alone(tmp_path, asked, task)
+    fragments, lane = alone.replica.fragments, Lane(Loopback(1).members[0])
+    assert fragments is not None
+    changes = alone.changes
+    fragments.enter(lane, 0, mine=True, travels=True, behind=lambda: not changes.next_at_hand)
+    alone.loop.take_period()
+    return alone
+
+
+def test_a_round_with_fragments_is_four_periods_long(tmp_path: Path) -> None:
+    alone = travelling(tmp_path, streamed())
+    assert alone.run()
+    fleet = FragmentFleet(streamed(), NetTask(), (8,))
+    fleet.round(0, 8)
+    fleet.round(8, 9)
+    assert difference(alone.replica.model, fleet.replicas[0].model) == 0.0
+
+
+@pytest.mark.parametrize(("norm", "ends"), [(False, [2, 4]), (True, [8, 9])])
+def test_changes_end_a_round_with_fragments_early(
+    norm: bool, ends: list[int], tmp_path: Path
+) -> None:
+    """After the turn that follows the one at which all hold it; not with running averages."""
+    alone = travelling(tmp_path, streamed(), NetTask(norm=norm))
+    alone.changes.prepare(1, Save())
+    alone.changes.prepare(2, Halt(reason="asked"))
+    assert not alone.run() or norm
+    applied = [(one.change, one.step) for one in alone.of(ChangeApplied)]
+    assert applied == [(1, ends[0]), (2, ends[1])][: len(applied)]
+    assert [one.step for one in alone.of(PartWritten)] == ends
+    reports = alone.of(StepsCommitted)
+    assert [r.first_step for r in reports] == [0, *[r.last_step for r in reports[:-1]]]
 
 
 def test_data_that_grows_in_a_round_is_taken_up_by_a_later_epoch(tmp_path: Path) -> None:
