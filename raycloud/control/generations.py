@@ -221,6 +221,8 @@ def send_ahead(state: JobState) -> Iterator[Command]:
         return
     change = _next_change(state)
     if change is not None:
+        if isinstance(change, Reshare) and (said := state.resharing.forecasts(membership.group)):
+            yield said
         sent = membership.send(change)
         yield Prepare(number=sent.number, members=sent.members, change=change)
 

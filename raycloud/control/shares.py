@@ -8,9 +8,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from raycloud.events import Noticed
 from raycloud.order import deal
-from raycloud.planner.shares import better_shares, equal_shares, first_shares, fit_shares
-from raycloud.planner.speed import NO_LIMIT, Speed, SpeedEstimate, Speeds
+from raycloud.planner.expected import FITTED, ExpectedSpeed
+from raycloud.planner.shares import (
+    better_shares,
+    dead_band,
+    equal_shares,
+    first_shares,
+    fit_shares,
+)
+from raycloud.planner.speed import NO_LIMIT, Speed, Speeds
 
 if TYPE_CHECKING:
     from raycloud.control.member import Member
@@ -23,6 +31,8 @@ _LONG_STEPS, _LONG_S = 8, 5.0  # that a report is of, if it is no odd moment's
 _LARGE_GAIN = 0.1  # of a step's seconds
 _TRY_EVERY = 40.0  # times what a step takes more with a micro-batch for who was idle: it takes two
 _TRY_S = 20.0
+_SAYS = 8  # members, in a note
+_GREY_MOST = 256  # members, up to which each is followed by a grey Markov chain, too
 
 
 def speed(ready: MemberReady) -> Speed:
@@ -32,6 +42,9 @@ def speed(ready: MemberReady) -> Speed:
 
 class Resharing:
     """Shares as asked, or fitted: then it follows speeds, and says when others are worth a change.
+
+    Speeds are what is expected of the next step, each by the forecast that errs least. By as much
+    as that of the slowest errs a change must be worth more (see `planner.shares.dead_band`).
 
     A change must be worth it in two looks in a row, so that one odd moment moves no work; in one by
     reports of rounds, which are long. Where a member's speed has a new level, which no odd moment
@@ -47,17 +60,19 @@ class Resharing:
     def __init__(self, settings: ControlSettings) -> None:
         self._settings = settings
         self._fits = settings.shares == "auto"
-        self._estimates: dict[int, SpeedEstimate] = {}
+        self._estimates: dict[int, ExpectedSpeed] = {}
         self._fixed_s, self._micro_batch_s = array("d"), array("d")  # as estimated, by member
         self._looked_s, self._looked_step, self._worth = 0.0, settings.step, 0
         self._idle_s: dict[int, float] = {}  # since when, of who has no share
         self._tried: int | None = None  # who was idle, and is to be measured
+        self._told: dict[int, str] = {}  # which forecast was said to be used, by member
         self.changed = self._long = False
 
     def know(self, ready: MemberReady) -> None:
         """Take in what a member that is new has measured before it was ready."""
         if self._fits and ready.member not in self._estimates:
-            self._estimates[ready.member] = SpeedEstimate(speed(ready))
+            grey = self._settings.max_workers <= _GREY_MOST
+            self._estimates[ready.member] = ExpectedSpeed(speed(ready), grey=grey)
             self._note(ready.member, self._estimates[ready.member])
 
     def speed_of(self, ready: MemberReady) -> Speed:
@@ -97,7 +112,7 @@ class Resharing:
             self.changed |= estimate.observe(micro_batches, 1, seconds)
             self._note(member, estimate)
 
-    def _note(self, member: int, estimate: SpeedEstimate) -> None:
+    def _note(self, member: int, estimate: ExpectedSpeed) -> None:
         """Its speed, where those of many are asked for at once."""
         while member >= len(self._fixed_s):
             self._fixed_s.append(0.0)
@@ -172,7 +187,9 @@ class Resharing:
         if not due:
             return None
         self.wait(step, now_s, worth=self._worth)
-        better = better_shares(shares, speeds, settings.micro_batches, gain=settings.reshare_gain)
+        slowest = self._estimates[group[speeds.seconds(np.array(shares)).argmax()]]
+        gain = dead_band(settings.reshare_gain, slowest.error)
+        better = better_shares(shares, speeds, settings.micro_batches, gain=gain)
         self._worth = 0 if better is None else self._worth + (_LOOKS if self._long else 1)
         return better if self._worth >= _LOOKS else None
 
@@ -196,6 +213,22 @@ class Resharing:
         self._tried = group[at]
         del self._idle_s[group[at]]
         return tuple(dealt.tolist())
+
+    def forecasts(self, group: Sequence[int]) -> Noticed | None:
+        """Which forecasts shares follow, where that was not said; None: nothing new."""
+        known = [(n, self._estimates[n]) for n in group if n in self._estimates]
+        using = {number: estimate.using for number, estimate in known}
+        if using == {n: self._told.get(n, FITTED) for n in using}:
+            return None
+        changed = [(n, e) for n, e in known if e.using != self._told.get(n, FITTED)]
+        self._told |= using
+        return Noticed(
+            what="shares follow the forecast of a member's speed that has erred least",
+            detail={
+                f"member {n}": f"{e.using}, {e.error:.1%} off, the fit {e.errors[FITTED]:.1%}"
+                for n, e in changed[:_SAYS]
+            },
+        )
 
     def wait(self, step: int, now_s: float, *, worth: int = 0) -> None:
         """Look again only after some time and steps; by default forget the gain seen so far."""

@@ -170,6 +170,9 @@ class Forecaster(Protocol):
     def forecast(self, ahead: int = 1) -> float:
         """The value after so many more; finite and >= 0."""
 
+    def forget(self) -> None:
+        """What was observed tells nothing about what comes."""
+
 
 class LastValue:
     """The last value stays."""
@@ -186,6 +189,10 @@ class LastValue:
     def forecast(self, ahead: int = 1) -> float:  # noqa: ARG002 - the same for each
         """The last value."""
         return self._value
+
+    def forget(self) -> None:
+        """There is none."""
+        self._value = 0.0
 
 
 class Ewma:
@@ -207,6 +214,10 @@ class Ewma:
         """The average."""
         return self._mean or 0.0
 
+    def forget(self) -> None:
+        """There is none."""
+        self._mean = None
+
 
 class _Window:
     """The newest values."""
@@ -219,6 +230,10 @@ class _Window:
     def observe(self, value: float) -> None:
         """Take in the next value."""
         self._values.append(value)
+
+    def forget(self) -> None:
+        """There are none."""
+        self._values.clear()
 
 
 class MovingMedian(_Window):
@@ -294,7 +309,7 @@ class Forecast:
     """Of several forecasters the one with the lowest rolling error of one step.
 
     An error counts half after `half_life` more values. Another one is chosen where its error is
-    lower by a part of `margin`, so that equals do not take turns.
+    lower by a part of `margin`, so that equals do not take turns, and `least` errors are known.
 
     >>> forecast = Forecast()
     >>> told = [forecast.observe(100 * 1.1**k) for k in range(20)]
@@ -312,12 +327,13 @@ class Forecast:
         *,
         half_life: float = 60.0,
         margin: float = 0.02,
+        least: int = 1,
     ) -> None:
         self._followed = forecasters() if followed is None else tuple(followed)
         if not self._followed:
             raise ValueError("followed takes one forecaster at least, got none")
         self._keeps = 0.5 ** (1.0 / half_life)
-        self._margin = margin
+        self._margin, self._lacking = margin, least  # errors before another one may be chosen
         self._errors = [0.0] * len(self._followed)
         self._weight = 0.0
         self._seen = False
@@ -334,6 +350,11 @@ class Forecast:
         weight = self._weight or 1.0
         named = zip(self._followed, self._errors, strict=True)
         return {one.name: error / weight for one, error in named}
+
+    @property
+    def error(self) -> float:
+        """That of the one that is used."""
+        return self._errors[self._used] / (self._weight or 1.0)
 
     def observe(self, value: float) -> str | None:
         """Take in the next value.
@@ -353,7 +374,10 @@ class Forecast:
                 off = abs(one.forecast() - value)
                 self._errors[at] = self._keeps * self._errors[at] + (1.0 - self._keeps) * off
             one.observe(value)
+        self._lacking -= self._seen
         self._seen = True
+        if self._lacking > 0:
+            return None
         best = min(range(len(self._errors)), key=self._errors.__getitem__)
         if self._errors[best] >= (1.0 - self._margin) * self._errors[self._used]:
             return None
@@ -363,3 +387,9 @@ class Forecast:
     def forecast(self, ahead: int = 1) -> float:
         """That of the one that is used; finite and >= 0."""
         return self._followed[self._used].forecast(ahead)
+
+    def restart(self, value: float) -> None:
+        """The series goes on from `value`, and those before tell nothing; errors stay as known."""
+        for one in self._followed:
+            one.forget()
+            one.observe(value)

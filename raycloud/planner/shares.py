@@ -27,6 +27,7 @@ _WORTH_LEAVING_OUT = 0.30  # a worker is left idle only if that makes the step t
 _TRIES = 96  # at a time until which nearly all are dealt
 _SINGLY = 64  # micro-batches that are dealt one by one, or a quarter as many as there are workers
 _SHOWN_LIMITS = 8  # in an error
+_WIDEST_BAND = 0.1  # of a step: more is worth a change whatever is unsure
 
 
 def fit_shares(speeds: Sequence[Speed] | Speeds, micro_batches: int) -> tuple[int, ...]:
@@ -145,6 +146,18 @@ def better_shares(
     if np.array_equal(best, now) or workers.step_s(best) > worth_s:
         return None
     return tuple(best.tolist())
+
+
+def dead_band(gain: float, error: float) -> float:
+    """The gain that a change must promise where the slowest's expected seconds err by a part.
+
+    What is promised is no more sure than they are: less than they err is not believed, but for a
+    tenth of a step, which is.
+
+    >>> dead_band(0.05, 0.02), dead_band(0.05, 0.08), dead_band(0.05, 0.3)
+    (0.05, 0.08, 0.1)
+    """
+    return max(gain, min(error, _WIDEST_BAND))
 
 
 def _workers(speeds: Sequence[Speed] | Speeds, micro_batches: int) -> Speeds:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import pairwise
+from math import exp
+from random import Random
 
 import pytest
 
@@ -156,6 +159,42 @@ def test_one_look_is_enough_after_the_report_of_a_long_round(steps, compute_s, l
     resharing.observe(report(training(), 1, 0, steps, compute_s=compute_s, share=share))
     found = [resharing.look(group=(0, 1), shares=(4, 4), step=at, now_s=float(at)) for at in (1, 2)]
     assert [one is None for one in found].index(False) == looks - 1
+
+
+@pytest.mark.parametrize(("scatter", "changes"), [(0.02, True), (0.12, False)])
+def test_what_is_gained_must_be_more_than_the_slowest_errs(scatter, changes):
+    """A gain of 7%: enough where seconds hardly scatter, and not where they do by more."""
+    settings = control(
+        reshare_every_s=1.0, reshare_steps=1, global_batch=80, micro_batch=1
+    )._state.settings
+    resharing, chance = fitted(settings, ready(0), ready(1, micro_batch_s=0.115)), Random(4)
+    for step in range(60):
+        for member, pace_s in ((0, 0.1), (1, 0.115)):
+            seconds = 40 * pace_s * chance.lognormvariate(0.0, scatter)
+            told = report(training(), member, step, step + 1, compute_s=seconds)
+            resharing.observe(replace(told, micro_batches=40))
+    resharing.changed = False
+    looks = [
+        resharing.look(group=(0, 1), shares=(40, 40), step=100 + at, now_s=100.0 + at)
+        for at in range(3)
+    ]
+    assert any(looks) is changes
+
+
+def test_the_log_says_which_forecast_shares_follow_once():
+    settings, job = control()._state.settings, training()
+    resharing, level, chance = fitted(settings, ready(0), ready(1)), 0.0, Random(4)
+    assert resharing.forecasts((0, 1)) is None
+    for step in range(200):  # member 1 wanders
+        level += chance.gauss(0.0, 0.08) - 0.05 * level
+        for member, compute_s in ((0, 0.4), (1, 0.4 * exp(level))):
+            resharing.observe(report(job, member, step, step + 1, compute_s=compute_s))
+    said = resharing.forecasts((0, 1))
+    assert said.what == "shares follow the forecast of a member's speed that has erred least"
+    [(member, how)] = said.detail.items()
+    assert member == "member 1"
+    assert re.fullmatch(r"(last value|EWMA\(0.6\)), \d+.\d% off, the fit \d+.\d%", how)
+    assert resharing.forecasts((0, 1)) is None
 
 
 def test_shares_are_not_looked_at_more_often_than_asked():

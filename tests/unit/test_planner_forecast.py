@@ -148,6 +148,22 @@ def test_equals_do_not_take_turns() -> None:
     assert not any(forecast.observe(k % 7) for k in range(200))
 
 
+def test_it_starts_again_where_the_series_does_and_keeps_the_errors() -> None:
+    forecast = Forecast()
+    for step in range(40):
+        forecast.observe(100.0 + step % 2)
+    name, errors = forecast.name, forecast.errors
+    forecast.restart(300.0)
+    assert (forecast.name, forecast.errors, forecast.forecast()) == (name, errors, 300.0)
+    assert forecast.error == errors[name]
+
+
+def test_none_is_chosen_before_enough_errors_are_known() -> None:
+    forecast = Forecast(least=5)
+    told = [forecast.observe(100 * 1.1**k) for k in range(10)]
+    assert [name is not None for name in told].index(True) == 5  # after the first value, five
+
+
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
 def test_what_is_no_load_is_refused(value: float) -> None:
     with pytest.raises(ValueError, match="finite load >= 0"):
