@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 
 from raycloud.events import MemberCaughtUp
 from raycloud.net.transport import Abandoned
-from raycloud.recovery.state_transfer import Beside, Receiver, Sender
+from raycloud.recovery.receiving import Receiver
+from raycloud.recovery.relay import Relay
+from raycloud.recovery.state_transfer import Beside, Sender
 from raycloud.step.device import room_bytes
 from raycloud.step.stateful import Commit, Sums
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 _LEAST_STEPS = 2  # committed in each step of the others: one more than they do
 _LOOK_UP_S = 0.05
 _TRIES = 3
+_THREE = 3  # a sender, a receiver, and one that may relay
 
 
 class Follower:
@@ -197,6 +200,7 @@ class Newcomers:
         self._replica, self._address, self._host = replica, address, host
         self._reserved_bytes, self._report = reserved_bytes, report
         self._sender: Sender | None = None
+        self._relay: Relay | None = None
         self._tries = 0
         self.lacking = True
 
@@ -218,6 +222,10 @@ class Newcomers:
         self.end()
         replica, rank = self._replica, meeting.rank
         senders = [one for one in range(len(meeting.members)) if one not in followers]
+        relay = None
+        if len(meeting.members) >= _THREE:
+            relay = self._relay = Relay(self._address, self._host)
+        doors = [] if relay is None else lane.gather_places(relay.place)
         if rank in followers:
             self._tries += 1
             incoming = Receiver(self._address, len(senders), self._host)
@@ -230,6 +238,9 @@ class Newcomers:
                 threads=self._host.threads,
             )
             lane.gather_places(incoming.place)
+            if relay is not None:
+                relay.begin(rank, doors, None)
+                incoming.relay(rank, doors, replica.notice)
             return
         beside = Beside(
             part=senders.index(rank),
@@ -239,6 +250,8 @@ class Newcomers:
         places = lane.gather_places(None)
         self._sender = Sender(replica.state, rank, places, self._host, beside=beside)
         replica.settle = self._sender.settle
+        if relay is not None:
+            relay.begin(rank, doors, self._sender.serve)
 
     def done(self, meeting: Meeting, first_step: int, step: int) -> None:
         """This member has the state before `step`, and may have a share."""
@@ -253,7 +266,10 @@ class Newcomers:
         )
 
     def end(self) -> None:
-        """The generation is over: nothing more is sent or taken."""
+        """The generation is over: nothing more is sent, passed on or taken."""
+        if self._relay is not None:
+            self._relay.close()
+            self._relay = None
         if self._sender is not None:
             self._sender.close()
             self._sender, self._replica.settle = None, lambda: None

@@ -13,38 +13,28 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import struct
-from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
-
-from raycloud.checkpoint import decode, encode, split_names
+from raycloud.checkpoint import encode, split_names
 from raycloud.errors import TransportError
-from raycloud.net.stream import SILENT_S, Arrivals, connect
+from raycloud.net.stream import SILENT_S, connect
 from raycloud.net.transport import finish
+from raycloud.recovery.receiving import ASK, DONE, HURRY, Ask, Receiver, Row, described
 
 if TYPE_CHECKING:
+    import torch
+
     from raycloud.net.lane import Lane
     from raycloud.net.stream import Place, Stream
+    from raycloud.recovery.receiving import Tensors
     from raycloud.recovery.rendezvous import Host
     from raycloud.step.stateful import ReplicaState
 
-Tensors = dict[str, torch.Tensor]
-Ask = tuple[int, int]  # from which byte on, and how many
-
-PIECE_BYTES = 2**18  # 2 ms at 1 Gbit/s
-_AHEAD = 4  # pieces asked for of each sender at a time
 _MOST_SENDERS = 8  # to one receiver, where all meet
-_LARGEST_BYTES = 2**40
-_ASK = struct.Struct(">QI")
-_DONE, _HURRY = (0, 0), (1, 0)  # all is here; from now on all others wait
 # While gradients travel at most 10 MB/s of all senders go on, nor more than a tenth of any link.
 _GIVE_WAY_S = 0.1  # for each `chunk_bytes` and sender
 _GIVE_WAY_TIMES = 9.0  # what the last ones took to arrive
@@ -173,6 +163,14 @@ class Sender:
                 raise self._error
             return self._left == 0
 
+    def serve(self, stream: Stream) -> None:
+        """Send to one that has connected by itself, and is none of those that are waited for.
+
+        Raises:
+            TransportError: It broke off.
+        """
+        self._send(stream)
+
     def settle(self) -> None:
         """Wait until the state may change; from the second time on that is at once."""
         self._copied.wait()
@@ -231,9 +229,9 @@ class Sender:
         hurried, since, began_s = self._beside is None, chunk_bytes, clock.monotonic_s()
         while True:
             start, count = ask = asked.popleft() if asked else _next_ask(stream)
-            if ask == _DONE:
+            if ask == DONE:
                 return
-            if ask == _HURRY:
+            if ask == HURRY:
                 hurried = True
                 continue
             if count > chunk_bytes or start + count > row.size:
@@ -259,7 +257,7 @@ class Sender:
                 longest_s = max(least_s, _GIVE_WAY_TIMES * (now_s - began_s))
                 until_s = now_s + min(longest_s, _LONGEST_S)
             if stream.heard(_GIVE_WAY_LOOK_S):
-                if (ask := _next_ask(stream)) == _HURRY:
+                if (ask := _next_ask(stream)) == HURRY:
                     return True
                 asked.append(ask)
             now_s = clock.monotonic_s()
@@ -269,199 +267,9 @@ class Sender:
 def _next_ask(stream: Stream) -> Ask:
     while not stream.heard(SILENT_S):
         pass  # a slower one is still sending what is missing
-    start, count = _ASK.unpack(stream.take(_ASK.size))
+    start, count = ASK.unpack(stream.take(ASK.size))
     return start, count
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to("cpu", copy=True).contiguous()
-
-
-class _Part:
-    """What one or several senders have: with memory for it, and what of it was asked for."""
-
-    def __init__(self, told: Mapping[str, Any]) -> None:
-        self.layout = told["layout"]
-        self.tensors = room_for(told)
-        self.row = Row(self.tensors.values())
-        self.next, self.missing = 0, self.row.size
-
-
-class Receiver:
-    """Takes a state from so many `senders`, piece by piece, each of which connects to `place`."""
-
-    def __init__(self, address: str, senders: int, host: Host) -> None:
-        self._turn = host.threads.condition()
-        self._parts: dict[int, _Part] = {}
-        self._values: Any = None
-        self._left, self._over, self._hurried = senders, False, False
-        self._error: TransportError | None = None
-        self._piece_bytes = min(PIECE_BYTES, host.sockets.chunk_bytes)
-        self._arrivals = Arrivals(
-            address, senders, self._receive, self._fail, host.threads, host.sockets
-        )
-        self.place = self._arrivals.place
-
-    def wait(self, timeout_s: float = 0.0) -> bool:
-        """Whether everything is here, within `timeout_s`; `TransportError`: it will not come."""
-        with self._turn:
-            self._turn.wait_for(lambda: self._error or self._left == 0, timeout_s)
-            if self._error is not None and self._left:
-                raise self._error
-            return self._left == 0
-
-    def take(self) -> tuple[Tensors, Mapping[str, Any]]:
-        """The tensors, each with memory of its own, and the plain values, once all is whole."""
-        with self._turn:
-            parts = [self._parts[number] for number in sorted(self._parts)]
-            self._parts = {}
-        return {n: t for part in parts for n, t in part.tensors.items()}, decode(self._values)
-
-    def hurry(self) -> None:
-        """From now on all others wait for it; a sender that connects later is told so, too."""
-        with self._turn:
-            self._hurried = True
-        for stream in self._arrivals.streams:
-            with suppress(TransportError):  # who has sent everything has hung up
-                stream.give(_ASK.pack(*_HURRY))
-
-    def close(self) -> None:
-        """Nothing more is taken."""
-        with self._turn:
-            self._over = True
-            self._turn.notify_all()
-        self._arrivals.close()
-
-    def _fail(self, error: TransportError) -> None:
-        with self._turn:
-            self._error, self._over = self._error or error, True
-            self._turn.notify_all()
-
-    def _receive(self, _: int, stream: Stream) -> None:
-        part = self._part(stream.hear())
-        with self._turn:
-            hurried = self._hurried
-        if hurried:
-            stream.give(_ASK.pack(*_HURRY))
-        asked: deque[Ask] = deque()
-        while True:
-            while len(asked) < _AHEAD and (ask := self._next(part)) is not None:
-                stream.give(_ASK.pack(*ask))
-                asked.append(ask)
-            if not asked:
-                break
-            self._fill(stream, part, *asked.popleft())
-        with self._turn:
-            self._turn.wait_for(lambda: self._over or part.missing == 0)
-            if part.missing:
-                return  # another one has failed
-        stream.give(_ASK.pack(*_DONE))
-        with self._turn:
-            self._left -= 1
-            self._turn.notify_all()
-
-    def _part(self, told: Mapping[str, Any]) -> _Part:
-        """What this sender has, once one of those that have the same has told what that is."""
-        number = told.get("part", 0)
-        with self._turn:
-            if told.get("tensors") is not None and number not in self._parts:
-                self._parts[number] = _Part(told)
-                if told.get("values") is not None:
-                    self._values = told["values"]
-                self._turn.notify_all()
-            self._turn.wait_for(lambda: self._over or number in self._parts)
-            if number not in self._parts:
-                raise TransportError("nobody has told what the state consists of")
-            part = self._parts[number]
-            if told.get("layout") != part.layout:
-                raise TransportError("two members are to give the same state, and differ in it")
-            return part
-
-    def _next(self, part: _Part) -> Ask | None:
-        """The next piece of a part that nobody was asked for."""
-        with self._turn:
-            start = part.next
-            part.next = min(start + self._piece_bytes, part.row.size)
-            return (start, part.next - start) if start < part.next else None
-
-    def _fill(self, stream: Stream, part: _Part, start: int, count: int) -> None:
-        places = part.row.places(start, start + count)
-        if len(places) == 1:
-            stream.receive(places[0])
-        else:
-            whole, at = memoryview(bytearray(count)), 0
-            stream.receive(whole)
-            for place in places:
-                place[:] = whole[at : at + len(place)]
-                at += len(place)
-        with self._turn:
-            part.missing -= count
-            if part.missing == 0:
-                self._turn.notify_all()
-
-
-def described(tensors: Mapping[str, torch.Tensor]) -> list[list[Any]]:
-    """Name, type and shape of each, for a header."""
-    return [[n, str(t.dtype).removeprefix("torch."), list(t.shape)] for n, t in tensors.items()]
-
-
-def room_for(told: Mapping[str, Any]) -> Tensors:
-    """Memory for the tensors of a header; `TransportError`: it does not describe any."""
-    found: Tensors = {}
-    left_bytes = _LARGEST_BYTES
-    for one in told.get("tensors", ()):
-        match one:
-            case [str(name), str(kind), [*shape]] if all(type(n) is int and n >= 0 for n in shape):
-                dtype = getattr(torch, kind, None)
-            case _:
-                dtype = None
-        if not isinstance(dtype, torch.dtype):
-            raise TransportError(f"a tensor is announced that can be none: {one!r}")
-        left_bytes -= math.prod(shape) * dtype.itemsize
-        if left_bytes < 0:
-            raise TransportError(f"more than {_LARGEST_BYTES} bytes are announced, with {one!r}")
-        found[name] = torch.empty(shape, dtype=dtype)
-    return found
-
-
-class Row:
-    """Tensors, one after the other, as one row of `size` bytes.
-
-    They are not held still, and where they lie in one piece on the CPU not copied. Those without
-    elements take no place.
-    """
-
-    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        self._tensors = [t for t in tensors if t.numel()]
-        self._ends = list(accumulate(t.numel() * t.element_size() for t in self._tensors))
-        self.size = self._ends[-1] if self._ends else 0
-        self._copy = -1, torch.empty(0)  # of the last one that does not lie in one piece
-
-    def read(self, start: int, stop: int) -> memoryview:
-        """The bytes of a range: where they are, or a copy if they lie in several places."""
-        found = self.places(start, stop)
-        return found[0] if len(found) == 1 else memoryview(b"".join(found))
-
-    def places(self, start: int, stop: int) -> list[memoryview]:
-        """Where the bytes of a range lie; to be written to in tensors as `room_for` makes them."""
-        return [self._bytes(*part) for part in self._parts(start, stop)]
-
-    def _parts(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Which tensors a range goes through, and for each from which of its bytes to which."""
-        at = bisect_right(self._ends, start)
-        while start < stop:
-            before = self._ends[at - 1] if at else 0
-            end = min(stop, self._ends[at])
-            yield at, start - before, end - before
-            start, at = end, at + 1
-
-    def _bytes(self, at: int, start: int, stop: int) -> memoryview:
-        tensor = self._tensors[at]
-        if not tensor.is_contiguous():
-            copy = self._copy
-            if copy[0] != at:
-                copy = self._copy = at, tensor.contiguous()
-            tensor = copy[1]
-        piece = tensor.reshape(-1).view(torch.uint8)[start:stop]
-        found: memoryview = piece.to("cpu").numpy().data
-        return found

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raycloud.recovery.state_transfer import Row, described, room_for
+from raycloud.recovery.receiving import Row, described, room_for
 from tests.sockets import alike
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from itertools import permutations
 
 import pytest
 
-from raycloud.net.tree import Zones
+from raycloud.net.stream import Place
+from raycloud.net.tree import Zones, pieces_of
 from raycloud.planner.routes import (
     Link,
     Measured,
@@ -17,6 +19,7 @@ from raycloud.planner.routes import (
     pipelined_s,
     relayed,
 )
+from raycloud.recovery.rendezvous import Meeting
 
 GBIT, MBIT = 1e9 / 8, 1e6 / 8
 FIXTURE = {
@@ -158,6 +161,40 @@ def test_two_zones_whatever_the_order_of_arrival() -> None:
         # where zones are labelled, what members form a ring of today
         labelled = Zones.of([zones[node] for node in order])
         assert crossings([order[rank] for rank in labelled.order], zones) == once
+
+
+def test_ring_and_tree_of_a_run_cross_the_trunk_once_each_way_whoever_came_first() -> None:
+    """S9, by what members really meet as, for every order of ranks.
+
+    A ring leaves each zone once. Of a tree each value crosses once each way: to the zone whose
+    owner adds the sums, and as their sum from there.
+    """
+    nodes = {"a": "x", "b": "x", "c": "y", "d": "y"}
+    count = 10_000
+    for order in permutations(nodes):
+        meeting = Meeting(
+            place=Place("127.0.0.1", 1, 1),
+            generation=0,
+            rank=0,
+            members=(0, 1, 2, 3),
+            shares=(1, 1, 1, 1),
+            nodes=order,
+            zones=tuple(nodes[node] for node in order),
+        )
+        ring = [order[rank] for rank in meeting.labelled.order]
+        assert crossings(ring, nodes) == {("x", "y"): 1, ("y", "x"): 1}
+        zones = meeting.near
+        owned = pieces_of(count, zones)
+        sent: Counter[tuple[str, str]] = Counter()
+        for rank, pieces in enumerate(owned):
+            own = nodes[order[rank]]
+            for piece in pieces:
+                size = piece.stop - piece.start
+                for owner in piece.owners:
+                    other = nodes[order[owner]]
+                    if owner != rank and piece.collector in {owner, rank}:
+                        sent[own, other] += size  # what it has summed, or the sum of all
+        assert sent == {("x", "y"): count, ("y", "x"): count}
 
 
 def test_nodes_that_nothing_joins_are_told() -> None:

@@ -18,8 +18,9 @@ from raycloud.net.lane import Lane
 from raycloud.net.stream import SOCKETS, Arrivals, Stream, connect
 from raycloud.net.transport import Abandoned
 from raycloud.recovery import state_transfer
+from raycloud.recovery.receiving import ASK, PIECE_BYTES, Receiver
 from raycloud.recovery.rendezvous import HOST
-from raycloud.recovery.state_transfer import PIECE_BYTES, Receiver, Sender, hand_over, sources
+from raycloud.recovery.state_transfer import Sender, hand_over, sources
 from raycloud.step.state import ModelState
 from raycloud.step.stateful import ReplicaState
 from tests.lockstep import never
@@ -193,7 +194,7 @@ def test_who_is_slow_sends_less(slow_thread: Counter[int]) -> None:
     group.meet()
     assert alike(group.states[2].held, whole)
     slow, fast = slow_thread.values()
-    assert slow + fast == 40
+    assert 40 <= slow + fast <= 60  # the first pieces are small
     assert slow <= 10
 
 
@@ -291,7 +292,7 @@ def test_two_that_differ_give_nothing_together() -> None:
 @pytest.mark.parametrize("asked", [(0, SOCKETS.chunk_bytes + 1), (2**62, 8)])
 def test_what_is_not_there_is_not_given(asked: tuple[int, int]) -> None:
     def ask(_: int, stream: Stream) -> None:
-        stream.give(state_transfer._ASK.pack(*asked))
+        stream.give(ASK.pack(*asked))
         stream.take(2**20)
 
     taker = Arrivals("127.0.0.1", 1, ask, lambda _: None)

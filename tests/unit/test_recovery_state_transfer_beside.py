@@ -14,8 +14,9 @@ from raycloud.clock import VirtualClock
 from raycloud.errors import TransportError
 from raycloud.net.stream import Sockets, Stream
 from raycloud.recovery import state_transfer
+from raycloud.recovery.receiving import Receiver, room_for
 from raycloud.recovery.rendezvous import HOST, Host
-from raycloud.recovery.state_transfer import Beside, Receiver, Sender, room_for
+from raycloud.recovery.state_transfer import Beside, Sender
 from tests.lockstep import Fleet, NetTask, job
 
 SOURCES = 3
