@@ -54,7 +54,8 @@ class MemberReady:
     is `pid` on the node of id `node`, labelled to cost `price_per_hour`; it computes on a
     `processor`: replicas on unlike ones differ by rounding. Its memory holds a pass of
     `pass_samples` (0: it was not found out), of which each takes `sample_bytes`; the largest that
-    was computed had `pass_tried`.
+    was computed had `pass_tried`. Making the batch of a micro-batch took a thread `collate_s`; 0:
+    it was not measured.
     """
 
     member: int
@@ -75,6 +76,7 @@ class MemberReady:
     pass_samples: int = 0
     pass_tried: int = 0
     sample_bytes: int = 0
+    collate_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

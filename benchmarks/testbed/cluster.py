@@ -131,7 +131,7 @@ class Cluster:
         self._wait("Ray's head answers", lambda: HEAD in self.node_ids(), (HEAD, "gcs"))
         self.address = address
 
-    def join(self, *names: str, cpus: int = 1) -> None:
+    def join(self, *names: str, cpus: int = 1, more: Mapping[str, str] | None = None) -> None:
         """Start a raylet on each node; returns once Ray sees all of them.
 
         Nodes should have no CPU quota yet: starting at a fifth of a core takes minutes.
@@ -139,13 +139,15 @@ class Cluster:
         Args:
             names: Living nodes of the bed, without a raylet.
             cpus: What each says it has.
+            more: Of the environment of their processes.
 
         Raises:
             ClusterError: A raylet ends, or is not seen in time.
         """
         before = self.node_ids()  # one that was killed a moment ago may still be in it
         for name in names:
-            self._ray(self._bed[name], cpus=cpus, more=(f"--address={self.address}",))
+            address = (f"--address={self.address}",)
+            self._ray(self._bed[name], cpus=cpus, more=address, environment=more or {})
 
         def seen() -> bool:
             now = self.node_ids()
@@ -204,7 +206,14 @@ class Cluster:
     def _socket(self) -> Path:
         return self.files / "gcs"
 
-    def _ray(self, machine: Machine, *, cpus: int, more: tuple[str, ...]) -> None:
+    def _ray(
+        self,
+        machine: Machine,
+        *,
+        cpus: int,
+        more: tuple[str, ...],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """Start Ray on a machine, with the labels of its spec."""
         spec = machine.spec
         labels = {
@@ -226,7 +235,7 @@ class Cluster:
         ]  # fmt: skip
         log = self._logs / f"{machine.name}.log"
         self._processes[machine.name] = machine.start(
-            command, environment=self._environment, log=log
+            command, environment={**self._environment, **(environment or {})}, log=log
         )
 
     def _wait(self, what: str, look: Callable[[], bool], names: tuple[str, ...]) -> None:

@@ -6,7 +6,7 @@ A start goes down this list and does not come back up: `run` (train) attaches to
 `failover` is entered on a cluster alone, where a run outlives its command.
 
 - Data: `ingest` and `ingest_split` make a task's sources into blocks, by `read_tasks`, in the
-  `block_store`; members read them through `provider`, and `collators` make batches beside them.
+  `block_store`; members read them through `provider`.
 - A task's class and its code: `tasks`.
 - Beside a run: `dry_run` (plan, --try), `survey` (plan, doctor), `chaos`.
 - Over the Jobs API: `submission`, `jobs_api`.

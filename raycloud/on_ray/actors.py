@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from raycloud.commands import Change
     from raycloud.net.stream import Place
-    from raycloud.on_ray.collators import Delivery, Unable
-    from raycloud.order import Layout, MicroBatch, Order
     from raycloud.recovery.rendezvous import Meeting
     from raycloud.step.straggler import Stalled, Straggling
     from raycloud.worker.context import MemberConfig, ServerNames
@@ -214,26 +212,21 @@ class CollatorActor:
     """A collator, in a process of its own."""
 
     def __init__(self, config: MemberConfig) -> None:
-        from raycloud.on_ray.collators import Collator
         from raycloud.on_ray.provider import RayProvider
+        from raycloud.worker.collator import Collator, CollatorServer
 
         keep_confidential(config.job)
         provider = RayProvider(config, ray.get_runtime_context().get_node_id())
         self._collator = Collator(config, provider)
+        self._server = CollatorServer(self._collator, ray.util.get_node_ip_address())
 
-    def begin(self, order: Order) -> None:
-        """See `Collator.begin`."""
-        self._collator.begin(order)
+    def place(self) -> Place:
+        """Where members reach it."""
+        return self._server.place
 
-    def passes(
-        self, micro_batches: Sequence[MicroBatch], fuse: int, version: int, *, joins: bool
-    ) -> Delivery | Unable | RaycloudError:
-        """See `Collator.passes`; an error of ours is returned, so that it travels as it is."""
+    def measure(self) -> float | RaycloudError:
+        """See `Collator.measure`; an error of ours is returned, so that it travels as it is."""
         try:
-            return self._collator.passes(micro_batches, fuse, version, joins=joins)
+            return self._collator.measure()
         except RaycloudError as error:
             return error
-
-    def extend(self, before: int, version: int, epoch: int, layout: Layout | None) -> None:
-        """See `Collator.extend`."""
-        self._collator.extend(before, version, epoch, layout)

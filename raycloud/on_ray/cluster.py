@@ -113,6 +113,8 @@ class RayCluster:
         resources, there, on = self._session.job.resources.worker, free(), tuple[str, ...]()
         if self._session.seats is None and len(there.nodes) > 1:
             on = place(there, min(len(members), capacity(there, resources)), resources)
+        if self._session.roles is not None:
+            on = self._session.roles.trainers
         placed = self._fleet.secure(members, least, on=on)
         if placed >= wanted:
             return None
@@ -150,9 +152,11 @@ class RayCluster:
                 self._fleet.await_place(replace(told, member=member), vacancy)
             return
         told = replace(told, resume_step=self._origin.step if self._origin else None)
-        started = self._fleet.spawn([replace(told, member=m) for m in command.members])
-        if started < (asked := self._session.job.data.collators):
-            detail = {"asked": asked, "started": started}
+        job, roles = self._session.job, self._session.roles
+        on = ("",) * job.data.collator_count if roles is None else roles.collators
+        started = self._fleet.spawn([replace(told, member=m) for m in command.members], on)
+        if started < len(on):
+            detail = {"asked": len(on), "started": started}
             self._untold.append(Noticed(what="collators found no free CPU", detail=detail))
         spawned = (MemberSpawned(member=member, role=told.role) for member in command.members)
         self._untold.extend(spawned)
@@ -210,6 +214,7 @@ class RayCluster:
             self._watch.inventory,
             profile or self._seen.of(members, Profile.of(readies)),
             placed={ready.member: ready.node for ready in readies},
+            roles=self._session.roles,
         )
         self._session.directory.write_plan(self.plan.to_json())
 

@@ -26,7 +26,7 @@ from raycloud.on_ray.attach import attached, free
 from raycloud.on_ray.run import imported, with_secrets
 from raycloud.planner.described import Described, of_launcher, read_table
 from raycloud.planner.inventory import place
-from raycloud.planner.plan import Plan, make, workers
+from raycloud.planner.plan import Plan, choose_roles, make, workers
 from raycloud.report.summary_text import Tried
 from raycloud.spec import Environment, Job, RunDirectory
 from raycloud.spec.rundir import RUNS
@@ -35,6 +35,8 @@ from raycloud.spec.secrets import place_of
 if TYPE_CHECKING:
     from raycloud.events import Observed
     from raycloud.on_ray.session import Run, StopSwitch
+    from raycloud.packing.code import TaskCode
+    from raycloud.planner.inventory import Inventory
 
 STEPS = 2
 
@@ -67,6 +69,8 @@ def plan(job: Job, *, address: str | None = None, cluster: str | Path | None = N
             one = survey(job, code, nodes, here).profile(here)
             profile = meant.profile(one, placed)
             return make(job, there, profile, placed=dict(enumerate(placed)), compare=True)
+        if job.data.collators == "auto":
+            return _with_roles(job, code, nodes)
         placed = place(nodes, workers(job, nodes), job.resources.worker)
         found = survey(job, code, nodes, placed)
         return make(
@@ -76,6 +80,23 @@ def plan(job: Job, *, address: str | None = None, cluster: str | Path | None = N
             placed=dict(enumerate(placed)),
             compare=True,
         )
+
+
+def _with_roles(job: Job, code: TaskCode, nodes: Inventory) -> Plan:
+    """The plan of a job whose nodes get their roles by what is measured."""
+    from raycloud.on_ray.roles import measure, profile_of
+
+    found, machines = measure(job, code, nodes)
+    roles = choose_roles(job, nodes, profile_of(found), machines)
+    elastic = job.elastic.model_copy(update={"max_workers": len(roles.trainers)})
+    return make(
+        job.model_copy(update={"elastic": elastic}),
+        nodes,
+        found.profile(roles.trainers),
+        placed=dict(enumerate(roles.trainers)),
+        compare=True,
+        roles=roles,
+    )
 
 
 def described(path: Path) -> Described:

@@ -150,8 +150,12 @@ class Fleet:
             self._secured.append(member)
         return len(placed)
 
-    def spawn(self, configs: Sequence[MemberConfig]) -> int:
+    def spawn(self, configs: Sequence[MemberConfig], collators: Sequence[str] = ()) -> int:
         """Start members in the places that are secured for them, and collators beside them.
+
+        Args:
+            configs: What members are told.
+            collators: For each the id of its node; empty: any.
 
         Returns:
             How many collators there are: fewer than asked for where CPUs are short.
@@ -168,8 +172,9 @@ class Fleet:
                 hint="lower elastic.min_workers or resources.worker, or free the cluster",
             )
         first = configs[0]
-        if count := first.job.data.collators:
-            self._collators = self._pool.start_collators(count, first.pipeline, [ray.put(first)])
+        if collators:
+            told = [ray.put(first)]
+            self._collators = self._pool.start_collators(collators, first.pipeline, told)
         for config in configs:
             self._start(config)
         return len(self._collators)

@@ -28,6 +28,7 @@ from raycloud.on_ray.attach import inventory, joined
 from raycloud.on_ray.checkpoints import CheckpointPublisher, found_back, origin_of
 from raycloud.on_ray.cluster import RayCluster
 from raycloud.on_ray.pool import ActorPool, SupersededError
+from raycloud.on_ray.roles import with_roles
 from raycloud.on_ray.session import Run
 from raycloud.order import ledger_line
 from raycloud.planner.inventory import require
@@ -80,6 +81,9 @@ def drive(session: Session) -> Run:
         origin = origin or origin_of(session, store)
         session.directory.write_job(session.asked)
         session = replace(session, mark=mark)
+        chosen: tuple[Event, ...] = ()
+        if found is None:
+            session, chosen = with_roles(session)
         with contextlib.closing(
             RayCluster(session, pool, nodes, origin.manifest, lambda: recorder.written)
         ) as cluster:
@@ -89,7 +93,7 @@ def drive(session: Session) -> Run:
             driver = Driver(control, cluster, records, session.clock.monotonic_s)
 
             def begin() -> None:
-                for event in (*origin.opening, *told):
+                for event in (*origin.opening, *told, *chosen):
                     records.log(event)
                 if (most := session.job.most_workers) < session.job.elastic.max_workers:
                     what = (

@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raycloud.errors import RunDirectoryError
 from raycloud.on_ray.actors import CollatorActor, MemberActor
-from raycloud.on_ray.attach import draining, hash_seeded
+from raycloud.on_ray.attach import NODE_LABEL, draining, hash_seeded
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
@@ -195,12 +195,24 @@ class ActorPool:
     def _put(self, seat: Seat) -> None:
         seat.give_back()
 
-    def start_collators(self, count: int, pipeline: str, config: Sequence[Any]) -> tuple[str, ...]:
-        """Start as many collators as are asked for and free CPUs are there; returns their names."""
+    def start_collators(
+        self, on: Sequence[str], pipeline: str, config: Sequence[Any]
+    ) -> tuple[str, ...]:
+        """Start collators on these nodes where free CPUs are there; returns their names.
+
+        Args:
+            on: The id of a node for each; empty: it may be on any.
+            pipeline: The name of the data's pipeline.
+            config: See the class.
+        """
         run = secrets.token_hex(4)  # several may have one pipeline
-        names = [f"{pipeline}-{run}-collator-{number}" for number in range(count)]
-        for name in names:
-            group = placement_group([{"CPU": 1}], name=self.groups and f"{self.groups}-{name}")
+        names = [f"{pipeline}-{run}-collator-{number}" for number in range(len(on))]
+        for name, node in zip(names, on, strict=True):
+            group = placement_group(
+                [{"CPU": 1}],
+                name=self.groups and f"{self.groups}-{name}",
+                bundle_label_selector=[{NODE_LABEL: node}] if node else None,
+            )
             self._collators[name] = None, group
         until_s = self._clock.monotonic_s() + _PLACE_S
         pause = threading.Event()

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from raycloud.data.samples import BlockSamples
     from raycloud.net.stream import Place
     from raycloud.on_ray.block_store import BlockFetcher
-    from raycloud.on_ray.collators import RayCollators
     from raycloud.on_ray.ingest import Ready
-    from raycloud.order import Order
-    from raycloud.task import Splits, Task
+    from raycloud.step.collate import Collate
+    from raycloud.task import Samples, Splits, Task
+    from raycloud.worker.collators import RemoteCollators
     from raycloud.worker.context import MemberConfig, ServerNames
 
 _TRIES = 3  # the pipeline is made again as often
@@ -69,6 +69,16 @@ def _place(asked: ObjectRef[Place] | None) -> Place | None:
     return place
 
 
+def _collator_place(name: str) -> Place:
+    """Where a collator listens; waits until it does. `LookupError`: there is none of this name."""
+    try:
+        collator: Any = ray.get_actor(name)
+        place: Place = ray.get(collator.place.remote())
+    except (ValueError, RayError) as error:
+        raise LookupError(type(error).__name__) from error
+    return place
+
+
 class RayProvider:
     """Gives a member its samples, and finds their blocks wherever they are. Thread-safe.
 
@@ -95,7 +105,6 @@ class RayProvider:
         self._inputs = config.known
         self._version = 0
         self._notices: list[Noticed] = []
-        self._train: dict[int, BlockSamples] = {}
 
     @property
     def layout(self) -> int:
@@ -134,7 +143,6 @@ class RayProvider:
         self._warm()
         samples = {name: self._samples(one.index) for name, one in ready.prepared.items()}
         self._inputs = ready.prepared[TRAIN].index.inputs
-        self._train[0] = samples[TRAIN]
         return Provided(
             train=samples[TRAIN], held_out=samples.get(HELD_OUT), prepared=ready.prepared
         )
@@ -144,20 +152,24 @@ class RayProvider:
         index: Index = self._call("grown", version)
         self._inputs, self._version = index.inputs, version
         self._warm()
-        self._train[version] = self._samples(index)
-        return self._train[version]
+        return self._samples(index)
 
-    def collators(self, task: Task, order: Order) -> RayCollators | None:
-        """The collators that make batches in this member's place; None where there are none."""
+    def collators(self, collate: Collate, samples: Samples) -> RemoteCollators | None:
+        """The collators that make batches in the place of `collate`; None: there are none.
+
+        Args:
+            collate: This member's own.
+            samples: What it reads.
+        """
         names = self._config.collators
         if not names:
             return None
-        from raycloud.on_ray.collators import RayCollators, collate_of
+        from raycloud.worker.collator import training_fingerprint
+        from raycloud.worker.collators import RemoteCollators
 
-        own = collate_of(task, self._train[0], order, self._config.job)
-        return RayCollators(
-            names, order, own, self._train.__getitem__, self._notice, first=self._config.member
-        )
+        own = {} if collate.reads_blocks else training_fingerprint(samples)
+        first = self._config.member
+        return RemoteCollators(names, _collator_place, collate, own, self._notice, first=first)
 
     def notices(self) -> list[Noticed]:
         """What had to be done in another way since the last call."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from raycloud.events import Event, Observed
     from raycloud.on_ray.pool import ActorPool
     from raycloud.packing.code import TaskCode
+    from raycloud.planner.roles import Roles
     from raycloud.report.state import Tally
     from raycloud.spec import Job
     from raycloud.task import Task
@@ -160,6 +161,7 @@ class Session:
         only_steps: Ends after this many steps, whatever the job's length; None: at its end.
         mark: What shows members on other nodes that they see the place of its checkpoints.
         seats: Where its members get their places from; None: it reserves its own.
+        roles: Which nodes train, and which make batches; None: that was not chosen.
     """
 
     job: Job
@@ -175,6 +177,7 @@ class Session:
     only_steps: int | None = None
     mark: str = ""
     seats: Seats | None = None
+    roles: Roles | None = None
 
     @property
     def checkpoints(self) -> str:

@@ -115,6 +115,15 @@ class Order:
         return sequence.lane(epoch, lane)
 
     @property
+    def extents(self) -> tuple[tuple[int, int, Layout | None], ...]:
+        """From which epoch on it has how many samples, and which layout: each change in turn.
+
+        >>> Order(samples=4, seed=0).extended(2, 6, None).extents
+        ((0, 4, None), (2, 6, None))
+        """
+        return tuple((f, one.samples, self.layout_in(f)) for f, one in self._extents)
+
+    @property
     def newest_from(self) -> int:
         """The first epoch of the newest samples and layout; 0 where nothing was extended."""
         return self._extents[-1][0]

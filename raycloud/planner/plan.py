@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from raycloud.bounded import json_value
@@ -20,6 +20,7 @@ from raycloud.planner.cost import (
     Profile,
 )
 from raycloud.planner.inventory import Inventory, place, price_per_hour, require
+from raycloud.planner.roles import Machine, Roles, Work, choose
 from raycloud.planner.shares import equal_shares, first_shares, step_seconds
 from raycloud.planner.speed import Speed
 from raycloud.spec import Job, SyncPoint
@@ -65,6 +66,7 @@ class Plan:
         alternatives: What a step would cost by other ways, where that was asked.
         largest: The largest pass that memory holds; None where it was not found out.
         servers: The nodes of those that sum in lockstep; none where members do.
+        roles: Which nodes train and which make batches; None where that was not looked at.
     """
 
     job: str
@@ -82,6 +84,7 @@ class Plan:
     alternatives: tuple[Alternative, ...] = ()
     largest: LargestPass | None = None
     servers: tuple[str, ...] = ()
+    roles: Roles | None = None
 
     @property
     def job_s(self) -> float:
@@ -101,8 +104,9 @@ class Plan:
     def to_json(self) -> str:
         """The text of `plan.json`; `from_json` is the inverse."""
         told = {"format": FORMAT, **asdict(self)}
-        if self.largest is None:
-            del told["largest"]
+        for name in ("largest", "roles"):
+            if told[name] is None:
+                del told[name]
         return json.dumps(told, indent=2, allow_nan=False) + "\n"
 
     def member_rows(self) -> list[dict[str, Any]]:
@@ -158,6 +162,23 @@ class Plan:
                 "note": _note(one),
             }
             for one in self.alternatives
+        ]
+
+    def role_rows(self) -> list[dict[str, Any]]:
+        """One row for each node, where roles were looked at, for a table."""
+        if self.roles is None:
+            return []
+        workers, collators = Counter(self.roles.trainers), Counter(self.roles.collators)
+        hosts = {x.node: x.host for x in self.members if x.host}
+        return [
+            {
+                "node": hosts.get(one.node, one.node[:_ID]),
+                "workers": workers[one.node],
+                "collators": collators[one.node],
+                "train_s": None if one.speed is None else one.speed.micro_batch_s,
+                "collate_s": one.collate_s,
+            }
+            for one in self.roles.machines
         ]
 
     def advice(self) -> str:
@@ -254,6 +275,7 @@ def from_json(text: str) -> Plan:
             for x in record.pop("alternatives", ())
         )
         servers = tuple(record.pop("servers", ()))
+        roles = _roles(record.pop("roles", None))
         return Plan(
             members=members,
             sync=sync,
@@ -261,10 +283,22 @@ def from_json(text: str) -> Plan:
             alternatives=others,
             largest=largest,
             servers=servers,
+            roles=roles,
             **record,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise RunDirectoryError(f"plan.json does not hold a plan: {error}", hint=hint) from error
+
+
+def _roles(record: dict[str, Any] | None) -> Roles | None:
+    if record is None:
+        return None
+    machines = tuple(
+        Machine(**{**one, "speed": None if one["speed"] is None else Speed(**one["speed"])})
+        for one in record.pop("machines")
+    )
+    trainers, collators = tuple(record.pop("trainers")), tuple(record.pop("collators"))
+    return Roles(trainers=trainers, collators=collators, machines=machines, **record)
 
 
 def make(
@@ -274,6 +308,7 @@ def make(
     *,
     placed: Mapping[int, str] | None = None,
     compare: bool = False,
+    roles: Roles | None = None,
 ) -> Plan:
     """Plan a run: as many workers as fit, shares from their speeds, and what a step will cost.
 
@@ -287,6 +322,7 @@ def make(
         placed: Members that run already and their nodes, in rank order; they are then taken as they
             are. Otherwise members 0, 1, ... are placed on the inventory.
         compare: Predict also what other ways for updates to travel would cost.
+        roles: Those of the nodes; a step then takes no less than its batches do.
 
     Raises:
         PlacementError: Fewer than `elastic.min_workers` fit, or they cannot hold a step.
@@ -319,7 +355,7 @@ def make(
         global_batch=job.global_batch,
         steps_per_epoch=_steps_per_epoch(job, profile.samples),
         sync=job.sync_point,
-        predicted=costs.predict(job.sync_point),
+        predicted=_fed(costs.predict(job.sync_point), roles, job.global_batch),
         parameters=profile.parameters,
         gradient_bytes=profile.gradient_bytes,
         state_bytes=profile.state_bytes,
@@ -328,7 +364,47 @@ def make(
         alternatives=costs.alternatives() if compare else (),
         largest=profile.largest,
         servers=servers,
+        roles=roles,
     )
+
+
+def _fed(found: Prediction, roles: Roles | None, global_batch: int) -> Prediction:
+    """The same, where collators make the batches: a step takes no less than that does."""
+    feed_s = 0.0 if roles is None else roles.feed_s
+    step_s = max(found.step_s, feed_s)
+    rate = global_batch / step_s
+    high_s = max(found.high_s, feed_s) if found.high_s else 0.0
+    return replace(found, step_s=step_s, samples_per_s=rate, high_s=high_s)
+
+
+def choose_roles(
+    job: Job, inventory: Inventory, profile: Profile, machines: Sequence[Machine]
+) -> Roles:
+    """Which of these machines train and which make batches: see `planner.roles`.
+
+    Raises:
+        PlacementError: Fewer than `elastic.min_workers` fit.
+    """
+
+    def besides_s(nodes: Sequence[str], speeds: Sequence[Speed], shares: Sequence[int]) -> float:
+        """What of a step is not computing."""
+        zones = tuple(_zones(inventory, nodes))
+        found = Costs(job, profile, tuple(speeds), tuple(shares), zones)
+        predicted = found.predict_as_is(job.sync_point)
+        return predicted.step_s - predicted.compute_s
+
+    resources, shares = job.resources.worker, job.elastic.shares
+    work = Work(
+        micro_batches=job.micro_batches,
+        least=job.elastic.min_workers,
+        most=job.most_workers,
+        cpus=resources.cpus,
+        threads=job.data.threads,
+        on_gpu=resources.gpus > 0,
+        shares=shares if isinstance(shares, tuple) else None,
+        besides_s=besides_s,
+    )
+    return choose(machines, work)
 
 
 def server_nodes(inventory: Inventory, shards: int) -> tuple[str, ...]:

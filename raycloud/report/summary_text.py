@@ -330,6 +330,8 @@ def plan_text(plan: Plan) -> str:
     tables = [members, _records_table(plan.prediction_rows())]
     if plan.alternatives:
         tables.append(_records_table(plan.alternative_rows()))
+    if plan.roles is not None:
+        tables += [_records_table(plan.role_rows()), printable_line(plan.roles.why)]
     advice = [plan.advice()] if plan.advice() else []
     return "\n\n".join([printable_line(head), *tables, *advice])
 

@@ -107,14 +107,21 @@ class DataSection(Section):
     before the first step, one while training."""
     threads: int = Field(default=1, ge=1, le=64)
     """Threads that make batches in each worker."""
-    collators: int = Field(default=0, ge=0)
+    collators: Annotated[int, Field(ge=0)] | Auto = 0
     """Processes on any node's CPUs, one core each, that make batches in the workers' place, for
-    augmentation that is too much for them. 0: workers make their own."""
+    augmentation that is too much for them. 0: workers make their own. auto: nodes are measured
+    before the start, and each trains or makes batches, by which steps are fastest; there may be no
+    such processes then, too."""
     refresh: bool = False
     """Whether files that are added to a `Source` while training are taken up by the next epoch. A
     resumed run takes them up either way."""
     cache: CacheSection = Field(default_factory=CacheSection)
     """Where preprocessed rows are kept."""
+
+    @property
+    def collator_count(self) -> int:
+        """How many `collators` are asked for; 0 where that is to be chosen."""
+        return 0 if self.collators == "auto" else self.collators
 
 
 class ElasticSection(Section):

@@ -193,7 +193,7 @@ class View:
     """The samples, and their `order`, as they are known at one time. Thread-safe."""
 
     def __init__(self, samples: Samples, order: Order) -> None:
-        self.order = order
+        self.order, self.samples = order, len(samples)
         self._known: dict[Range, npt.NDArray[np.int64]] = {}
         self.read = reader(samples)
         self.as_rows = hasattr(samples, "gather")
@@ -292,6 +292,9 @@ class Collators(Protocol):
     def extend(self, version: int, epoch: int, layout: Layout | None) -> None:
         """From `epoch` on the data is that of `version`: see `Collate.extend`."""
 
+    def close(self) -> None:
+        """Nothing more is asked for."""
+
 
 class Collate:
     """Makes passes from micro-batches, for `Task.batch`. Several threads may ask at once.
@@ -326,6 +329,16 @@ class Collate:
         """Which sample stands where."""
         return self._view.order
 
+    @property
+    def samples(self) -> int:
+        """How many there are."""
+        return self._view.samples
+
+    @property
+    def reads_blocks(self) -> bool:
+        """Whether they are rows that a pipeline has prepared, and not the task's own."""
+        return self._view.as_rows
+
     def extend(self, samples: Samples, epoch: int, layout: Layout | None) -> None:
         """From `epoch` on the data is `samples`, which begin with those known so far.
 
@@ -348,9 +361,11 @@ class Collate:
             read = self._read(view, group) if whole is None else whole.cut(at, stop)
             made += self._group(view, group, read)
             at = stop
-        if self._pinned:
-            made = [replace(one, batch=pin(one.batch)) for one in made]
-        return tuple(made)
+        return self.pinned(made)
+
+    def pinned(self, made: Iterable[Pass]) -> tuple[Pass, ...]:
+        """The same passes, in page-locked memory where the device takes them from there."""
+        return tuple(replace(p, batch=pin(p.batch)) if self._pinned else p for p in made)
 
     def one(self, micro_batch: MicroBatch) -> Pass:
         """A pass of a single micro-batch."""

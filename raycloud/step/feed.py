@@ -256,7 +256,7 @@ class Feed:
                 passes = collate.passes(mine, fuse)
             else:
                 try:
-                    passes = made.result()
+                    passes = collate.pinned(made.result())
                 finally:
                     with self._counted:
                         del self._away[id(made)]

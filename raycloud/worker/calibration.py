@@ -58,6 +58,7 @@ class Calibration:
         self.largest = 0  # micro-batches of a pass that memory holds, once that is known
         self._past = 0  # places that nothing can be computed of
         self._largest = 1  # pass
+        self.collate_s = math.inf  # of the batch of a micro-batch: the least of all that were made
         self._took_s: dict[int, list[float]] = {}  # by micro-batches; the first of each warmed up
 
     def compare(self) -> None:
@@ -311,6 +312,8 @@ class Calibration:
     ) -> float:
         before = global_draws()
         passes = self._collate.passes(group, size)
+        made_s = sum(one.read_s + one.collate_s for one in passes) / len(group)
+        self.collate_s = min(self.collate_s, made_s)
         if watched and global_draws() != before:
             raise TaskError(
                 "reading samples or Task.batch drew from a global random generator, of torch, "

@@ -54,7 +54,7 @@ class DataRequest:
         splits = task_splits(task, job)
         self._future: Future[Provided] = Future()
         if not isinstance(splits.train, Source):
-            self._future.set_result(_own_samples(splits))
+            self._future.set_result(own_samples(splits))
             return
         if provider is None:
             raise InternalError("Task.data returned a Source, and nothing here can prepare one")
@@ -131,7 +131,7 @@ def _kinds(value: Any) -> set[tuple[str, str]]:
     return {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(value).__mro__}
 
 
-def _own_samples(splits: Splits) -> Provided:
+def own_samples(splits: Splits) -> Provided:
     """Samples of the task's own: map-style, and at least one of them to train on."""
     if _count("training samples", splits.train) == 0:
         raise DataError("the data set has no training samples", hint="check data.path")

@@ -213,7 +213,8 @@ class Worker:
                     hint="give Splits.held_out",
                 )
         trial.end()
-        self._ready = replace(self._described(*speed), **trial.passes())
+        made_s = trial.collate_s if trial.collate_s < float("inf") else 0.0
+        self._ready = replace(self._described(*speed), collate_s=made_s, **trial.passes())
         self._report(self._ready)
         if names := replica.statistics.changing:
             self._notice("buffers averaged over replicas, not exact", buffers=list(names))
@@ -307,6 +308,8 @@ class Worker:
         """Nobody has it any more."""
         for part in self._replica.served:
             part.close()
+        if (elsewhere := self._context.collate.making.elsewhere) is not None:
+            elsewhere.close()
 
     def finish_writing(self, most_s: float) -> None:
         """Wait until this member's part of a checkpoint is written and told, but not for longer."""
@@ -346,22 +349,24 @@ class Worker:
         """How this member's batches are made."""
         job, cuda = self._config.job, self._device.type == "cuda"
         order = self._data_set.order
-        collators = getattr(self._provider, "collators", None) if job.data.collators else None
-        elsewhere = None if collators is None else collators(self._task, order)
-        return Collate(
+        data = self._data_set.data
+        collate = Collate(
             self._task,
-            self._data_set.data.train,
+            data.train,
             order,
             pinned=cuda,
             making=Making(
                 threads=job.data.threads,
-                elsewhere=elsewhere,
                 copies=Copies(self._device) if cuda else None,
                 skips=job.errors.on_error == "skip",
                 apart=job.elastic.backup_micro_batches,
             ),
             clock=self._clock,
         )
+        collators = getattr(self._provider, "collators", None) if job.data.collators else None
+        if collators is not None:
+            collate.making = replace(collate.making, elsewhere=collators(collate, data.train))
+        return collate
 
     def _evaluate(self, step: int, seat: Membership) -> dict[str, Any]:
         if seat.part is None:

@@ -13,7 +13,6 @@ import torch
 
 import raycloud
 from raycloud.events import Event, Noticed, StepsCommitted
-from raycloud.on_ray.collators import _map, _packed, _unpacked
 from tests.live import exact_steps, of_kind, parameters, processes_below, wait_for
 from tests.live_data import asked, written
 
@@ -56,27 +55,22 @@ def test_collators_start_only_where_there_is_room(tmp_path: Path) -> None:
     wait_for("all CPUs free", lambda: ray.available_resources().get("CPU") == CPUS)
 
 
-@pytest.mark.full
-def test_batches_arrive_as_they_were() -> None:
-    batch = {
-        "pair": (torch.arange(6.0).reshape(2, 3).T, [torch.tensor(3)]),
-        "half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
-        "name": "x",
-        "none": None,
-    }
-    packed = ray.get(ray.put(_map(batch, _packed)))
-    found = _map(packed, _unpacked)
-    assert found["name"] == "x"
-    assert found["none"] is None
-    assert torch.equal(found["pair"][0], batch["pair"][0])
-    assert isinstance(found["pair"], tuple)
-    assert torch.equal(found["pair"][1][0], torch.tensor(3))
-    assert found["half"].dtype is torch.bfloat16
-    assert torch.equal(found["half"], batch["half"])
-    found["pair"][0].add_(1.0)  # may be written to
+@pytest.mark.full(only="roles are measured and chosen, and change no bit of a run")
+def test_roles_are_chosen_by_what_is_measured(tmp_path: Path) -> None:
+    """On one node with room for four nobody has to make way, and batches cost next to nothing."""
+    written(tmp_path / "data")
+    job = _asked(tmp_path, 2, "auto", steps=10)
+    run = raycloud.train(job, run_dir=tmp_path / "run")
+    assert exact_steps(run.directory) == 10
+    (told,) = [n for n in of_kind(Noticed, run.events) if n.what == "roles of nodes were chosen"]
+    assert told.detail["workers"] == 2
+    assert "a step takes" in str(told.detail["why"])
+    plain = raycloud.train(_asked(tmp_path, 2, 0, steps=10), run_dir=tmp_path / "plain")
+    found, expected = parameters(run.directory), parameters(plain.directory)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def _asked(folder: Path, workers: int, collators: int, **changes: Any) -> Any:
+def _asked(folder: Path, workers: int, collators: int | str, **changes: Any) -> Any:
     shares = {1: [8], 2: [5, 3], 3: [3, 3, 2]}[workers]
     elastic = {"min_workers": workers, "max_workers": workers, "shares": shares}
     values: dict[str, Any] = {"steps": 100, "elastic": elastic, "data": {"collators": collators}}

@@ -188,7 +188,7 @@ def test_collators_that_find_no_place_are_waited_for_together(monkeypatch: pytes
     monkeypatch.setattr(pool, "remove_placement_group", lambda group: removed.append(group.number))
     monkeypatch.setattr(pool, "placement_group_table", lambda _: {"state": "PENDING"})
     began_s = time.monotonic()
-    assert ActorPool(SystemClock()).start_collators(5, "p", [None]) == ()
+    assert ActorPool(SystemClock()).start_collators(("",) * 5, "p", [None]) == ()
     assert removed == [*range(5)]
     assert time.monotonic() - began_s < 2.0
 

@@ -18,7 +18,6 @@ from raycloud.commands import Extend
 from raycloud.data.provider import Provided
 from raycloud.errors import DataError
 from raycloud.events import DataPrepared, MemberDone, MemberFailed, MemberReady, PartWritten
-from raycloud.order import Order
 from raycloud.step.collate import Collate, Passes
 from raycloud.task import Splits, Task
 from tests.alone import MORE, POLL_S, ROWS, Run, order_of, tensors, two_files
@@ -184,9 +183,8 @@ class Elsewhere(Here):
     collate: Collate | None = None
     asked_for = 0
 
-    def collators(self, task: Task, order: Order) -> Elsewhere:
-        assert self.provided is not None
-        self.collate = Collate(task, self.provided.train, order, pinned=False)
+    def collators(self, collate: Collate, samples: Any) -> Elsewhere:
+        self.collate = Collate(collate._task, samples, collate.order, pinned=False)
         return self
 
     def submit(self, micro_batches: Any, fuse: int) -> Future[Passes]:
@@ -200,6 +198,9 @@ class Elsewhere(Here):
         assert self.collate is not None
         assert self.provided is not None
         self.collate.extend(self.provided.train, epoch, layout)
+
+    def close(self) -> None:
+        """Nothing to end."""
 
 
 @pytest.mark.parametrize("collators", [0, 2])

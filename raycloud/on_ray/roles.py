@@ -1,0 +1,159 @@
+"""Roles of nodes, measured: which of them train in a run, and which make batches."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raycloud.errors import MachineError, PlacementError, RaycloudError
+from raycloud.events import Noticed
+from raycloud.on_ray.actors import CollatorActor
+from raycloud.on_ray.attach import free, hash_seeded, node_id_here
+from raycloud.on_ray.survey import MOST, all_got, chosen, survey
+from raycloud.planner.plan import choose_roles
+from raycloud.planner.roles import Machine
+from raycloud.planner.speed import Speed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from raycloud.events import Event
+    from raycloud.on_ray.session import Session
+    from raycloud.on_ray.survey import Survey
+    from raycloud.packing.code import TaskCode
+    from raycloud.planner.cost import Profile
+    from raycloud.planner.inventory import Inventory, Node
+    from raycloud.spec import Job
+
+_MEASURES_S = 600.0  # a collator that is measured may have to wait for its data
+
+
+def with_roles(session: Session) -> tuple[Session, tuple[Event, ...]]:
+    """The start with its nodes' roles, and what the log is told; measured where the job says so.
+
+    Its workers are then no more than the nodes that train have room for, and batches are made as
+    many steps ahead as keep all collators busy.
+
+    Raises:
+        RaycloudError: The task cannot be used, or its workers do not fit.
+    """
+    job = session.job
+    if job.data.collators != "auto":
+        return session, ()
+    why = ""
+    if session.only_steps is not None:
+        why = "it is only tried out"
+    elif session.seats is not None:
+        why = "its places are those of several runs"
+    elif job.servers.shards:
+        why = "servers have a part of the nodes"
+    if why:
+        data = job.data.model_copy(update={"collators": 0})
+        told = Noticed(what="roles of nodes are not chosen", detail={"why": why})
+        return replace(session, job=job.model_copy(update={"data": data})), (told,)
+    nodes = free()
+    found, machines = measure(job, session.code, nodes)
+    roles = choose_roles(job, nodes, profile_of(found), machines)
+    workers, collators = len(roles.trainers), len(roles.collators)
+    ahead = min(64, max(job.data.prefetch_steps, math.ceil(collators / workers) + 1))
+    data = job.data.model_copy(update={"collators": collators, "prefetch_steps": ahead})
+    elastic = job.elastic.model_copy(update={"max_workers": workers})
+    chosen_job = job.model_copy(update={"data": data, "elastic": elastic})
+    detail = {"why": roles.why, "workers": workers, "collators": collators}
+    told = Noticed(what="roles of nodes were chosen", detail=detail)
+    return replace(session, job=chosen_job, roles=roles), (told,)
+
+
+def profile_of(found: Survey) -> Profile:
+    """Of the task, for what of a step is not computing."""
+    return found.profile([*found.readies])
+
+
+def measure(job: Job, code: TaskCode, nodes: Inventory) -> tuple[Survey, tuple[Machine, ...]]:
+    """Measure both kinds of work on each type of nodes, where it is possible.
+
+    Raises:
+        MachineError: A worker was lost, or found no place on its node.
+        JobError: The task's code raised.
+    """
+    resources = job.resources.worker
+    placed = [node.name for node in nodes.nodes for _ in range(node.fits(resources))]
+    if not placed:
+        raise PlacementError(
+            "no worker fits on any node", hint="lower resources.worker or free the cluster"
+        )
+    found = survey(job, code, nodes, placed)
+    workers = Counter(placed)
+    others = [node for node in nodes.nodes if not workers[node.name] and node.cpus >= 1]
+    collate_s = _collators_alone(job, code, others)
+    machines = []
+    for node in nodes.nodes:
+        fits = workers[node.name]
+        if fits:
+            machines.append(_of_workers(node, fits, found, resources.cpus))
+        elif node.name in collate_s:
+            alone_s = max(collate_s[node.name], 1e-9)
+            one = Machine(node=node.name, collate_s=alone_s, processes=int(node.cpus))
+            machines.append(one)
+    return found, tuple(machines)
+
+
+def _of_workers(node: Node, fits: int, found: Survey, cpus: int) -> Machine:
+    readies = found.readies[found.stands_for[node.name]]
+    count = len(readies)
+    return Machine(
+        node=node.name,
+        collate_s=max(sum(one.collate_s for one in readies) / count, 1e-9),
+        workers=fits,
+        speed=Speed(
+            fixed_s=sum(one.fixed_s for one in readies) / count,
+            micro_batch_s=sum(one.micro_batch_s for one in readies) / count,
+        ),
+        processes=int(node.cpus),
+        beside=int(node.cpus) - fits * cpus,
+    )
+
+
+def _collators_alone(job: Job, code: TaskCode, nodes: Sequence[Node]) -> dict[str, float]:
+    """How long a micro-batch takes a collator on each of these nodes, where no worker fits."""
+    from raycloud.on_ray.cluster import pipeline_name
+    from raycloud.worker.context import MemberConfig
+
+    if not nodes:
+        return {}
+    stands_for = chosen(nodes, MOST)
+    names = list(dict.fromkeys(stands_for.values()))
+    with tempfile.TemporaryDirectory() as nothing:
+        config = MemberConfig(
+            member=0,
+            node="",
+            address="",
+            job=code.named_in(job),
+            task=code,
+            checkpoints=nothing,
+            pipeline=pipeline_name(),
+            home=node_id_here(),
+        )
+        actors = [_on(name, config) for name in names]
+        told = all_got([one.measure.remote() for one in actors], _MEASURES_S)
+    for one in actors:
+        ray.kill(one)
+    for name, seconds in zip(names, told, strict=True):
+        if isinstance(seconds, RaycloudError):
+            raise seconds
+        if isinstance(seconds, Exception):
+            raise MachineError(f"a collator on node {name} was lost: {seconds}") from seconds
+    seconds = dict(zip(names, told, strict=True))
+    return {name: seconds[by] for name, by in stands_for.items()}
+
+
+def _on(node: str, config: Any) -> Any:
+    there = NodeAffinitySchedulingStrategy(node, soft=False)
+    options = CollatorActor.options(num_cpus=1, scheduling_strategy=there, **hash_seeded())  # type: ignore[attr-defined]
+    return options.remote(config)

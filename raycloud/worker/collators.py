@@ -1,0 +1,348 @@
+"""Collators: processes on any node that make batches in the members' place, over keyed sockets.
+
+A member asks for the passes of micro-batches ahead of their step, and a collator makes them just as
+the member would: by their places in the sequence, whoever it is. So nothing depends on which of
+them makes a pass. What a collator that is lost was asked for, another one is, or the member makes
+it itself; so does it until the first one is there.
+
+    member                                  collator
+    begin: order, version of the data  ->
+                                       <-   begun, or why not
+    make: id, micro-batches            ->                        many ahead, answered in turn
+    drop: id                           ->                        it is wanted no more
+    extend: version, epoch, layout     ->                        the data has grown
+                                       <-   id, passes, the bytes of their tensors
+                                       <-   busy                 it lives, and is at work
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING, Any
+
+from raycloud.clock import SystemClock
+from raycloud.errors import TransportError
+from raycloud.net.batches import unpacked
+from raycloud.net.messages import hear, tell
+from raycloud.net.stream import SOCKETS, Place, Sockets, Stream, connect
+from raycloud.step.collate import Collate, Pass
+from raycloud.threads import THREADS, Threads
+from raycloud.worker.collator import order_record
+from raycloud.worker.dataset import layout_record
+
+if TYPE_CHECKING:
+    from raycloud.clock import Clock
+    from raycloud.net.messages import Array
+    from raycloud.order import Layout, MicroBatch
+    from raycloud.step.collate import Passes
+
+_SILENT_S = 30.0  # one that was asked, and says nothing for so long, is lost
+_LOOK_S = 1.0
+
+
+def _heard(
+    told: Sequence[Mapping[str, Any]], asked: Sequence[MicroBatch], arrays: Sequence[Array]
+) -> Passes:
+    """The passes; `TransportError`: they are not those that were asked for."""
+    try:
+        made = tuple(
+            Pass(
+                micro_batches=tuple(asked[at] for at in one["micro_batches"]),
+                batch=unpacked(one["batch"], arrays),
+                weight=float(one["weight"]),
+                seed=int(one["seed"]),
+                rows=int(one["rows"]),
+                read_s=float(one["read_s"]),
+                collate_s=float(one["collate_s"]),
+            )
+            for one in told
+        )
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise TransportError(f"what came are no passes: {error!r:.200}") from error
+    if [m for one in made for m in one.micro_batches] != [*asked]:
+        raise TransportError("passes came of other micro-batches than were asked for")
+    return made
+
+
+class Peer:
+    """A collator as a member knows it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.stream: Stream | None = None  # from when it was told to begin
+        self.ready = False
+        self.asked: dict[int, Asked] = {}
+        self.heard_s = 0.0
+
+
+class RemoteCollators:
+    """The collators of a run, as a member uses them: `step.collate.Collators`. Thread-safe.
+
+    Args:
+        names: What they are called.
+        where: Where one of them listens; may wait until it does, in a thread of its own. Raises
+            `LookupError`: it is not there.
+        collate: What the member makes passes with where no collator does.
+        fingerprint: Of the member's own samples.
+        notice: Told of collators that are lost.
+        first: Which one is asked first, so that members spread.
+    """
+
+    def __init__(  # noqa: PLR0913 - what stands in for a collator is given too
+        self,
+        names: Sequence[str],
+        where: Callable[[str], Place],
+        collate: Collate,
+        fingerprint: Mapping[str, str],
+        notice: Callable[..., None],
+        *,
+        first: int = 0,
+        clock: Clock | None = None,
+        threads: Threads = THREADS,
+        sockets: Sockets = SOCKETS,
+    ) -> None:
+        self.collate, self._notice, self._where = collate, notice, where
+        self._fingerprint, self._clock = fingerprint, clock or SystemClock()
+        self._sockets, self._threads = sockets, threads
+        self._blocks = collate.reads_blocks
+        self._lock = threading.RLock()
+        self._numbers, self._turn = itertools.count(), first
+        self._version, self._closed = 0, False
+        self._peers = [Peer(name) for name in names]
+        self.settled = threading.Event()  # each has begun, or is lost
+        for peer in self._peers:
+            threads.thread(self._follow, peer, name="collator-peer").start()
+
+    def submit(self, micro_batches: tuple[MicroBatch, ...], fuse: int) -> Asked:
+        """Give it to the collator with the least to do."""
+        made = Asked(self, micro_batches, fuse)
+        made.ask()
+        return made
+
+    def extend(self, version: int, epoch: int, layout: Layout | None) -> None:
+        """See `step.collate.Collators`; the member's own `collate` knows it already."""
+        told = {"do": "extend", "before": self._version, "version": version, "epoch": epoch}
+        with self._lock:
+            self._version = version
+            streams = [peer.stream for peer in self._peers if peer.stream is not None]
+            for stream in streams:
+                self._tell(stream, {**told, "layout": layout_record(layout)})
+
+    def close(self) -> None:
+        """Ask for nothing more; what is waited for is lost."""
+        with self._lock:
+            self._closed = True
+            for peer in self._peers:
+                if peer.stream is not None:
+                    peer.stream.hang_up()
+
+    @property
+    def left(self) -> int:
+        """How many there are, with those that are still to begin."""
+        with self._lock:
+            return len(self._peers)
+
+    def give(self, asked: Asked) -> Peer | None:
+        """Ask one for it that is ready; None: there is none."""
+        with self._lock:
+            ready = [peer for peer in self._peers if peer.ready]
+            if not ready or self._closed:
+                return None
+            self._turn += 1
+            turned = [ready[(self._turn + i) % len(ready)] for i in range(len(ready))]
+            peer = min(turned, key=lambda one: len(one.asked))
+            if not peer.asked:
+                peer.heard_s = self._clock.monotonic_s()
+            number = next(self._numbers)
+            peer.asked[number] = asked
+            asked.number = number
+            told = {
+                "do": "make",
+                "id": number,
+                "micro_batches": [astuple(one) for one in asked.micro_batches],
+                "fuse": asked.fuse,
+                "version": self._version,
+                "joins": self.collate.joins,
+            }
+            assert peer.stream is not None  # noqa: S101 - it is ready
+            self._tell(peer.stream, told)
+            return peer
+
+    def forget(self, peer: Peer, number: int) -> None:
+        """This is wanted no more."""
+        with self._lock:
+            if peer.asked.pop(number, None) is not None and peer.stream is not None:
+                self._tell(peer.stream, {"do": "drop", "id": number})
+
+    def drop(self, peer: Peer, what: str, why: str) -> None:
+        """Ask a collator for nothing more; told once."""
+        with self._lock:
+            known = peer in self._peers
+            if known:
+                self._peers.remove(peer)
+            peer.ready, left = False, len(self._peers)
+            waiting, peer.asked = [*peer.asked.values()], {}
+            closed = self._closed
+        if peer.stream is not None:
+            peer.stream.hang_up()
+        self._look_settled()
+        if known and not closed:
+            self._notice(what, collator=peer.name, left=left, why=why)
+        for asked in waiting:
+            asked.answered(None)
+
+    def _tell(self, stream: Stream, header: Mapping[str, Any]) -> None:
+        try:
+            tell(stream, header)
+        except TransportError:
+            stream.hang_up()  # who listens there finds out
+
+    def _look_settled(self) -> None:
+        with self._lock:
+            if all(peer.ready for peer in self._peers):
+                self.settled.set()
+
+    def _follow(self, peer: Peer) -> None:
+        """One collator's thread: reach it, let it begin, and hear what it says to its end."""
+        try:
+            place = self._where(peer.name)
+            stream = connect(place, 0, self._sockets)
+        except LookupError as error:
+            self.drop(peer, "a collator was lost", str(error) or "is gone")
+            return
+        except TransportError as error:
+            self.drop(peer, "a collator was lost", str(error))
+            return
+        try:
+            with self._lock:
+                if self._closed:
+                    return
+                peer.stream = stream
+                told = {
+                    "do": "begin",
+                    "order": order_record(self.collate.order),
+                    "version": self._version,
+                    "blocks": self._blocks,
+                    "samples": self.collate.samples,
+                    "fingerprint": dict(self._fingerprint),
+                }
+                tell(stream, told)
+                peer.heard_s = self._clock.monotonic_s()
+            while self._hear(peer, stream):
+                pass
+        except Exception as error:  # noqa: BLE001 - whatever it was, nobody waits for it any more
+            self.drop(peer, "a collator was lost", str(error) or type(error).__name__)
+        finally:
+            stream.close()
+
+    def _hear(self, peer: Peer, stream: Stream) -> bool:
+        """Whether there is more to hear."""
+        if not stream.heard(_LOOK_S):
+            with self._lock:
+                late_s = self._clock.monotonic_s() - peer.heard_s
+                waits = bool(peer.asked) or not peer.ready
+                if self._closed:
+                    return False
+            if waits and late_s > _SILENT_S:
+                raise TransportError(f"it has said nothing for {late_s:.0f} s")
+            return True
+        header, arrays = hear(stream)
+        peer.heard_s = self._clock.monotonic_s()
+        match header:
+            case {"busy": _}:
+                return True
+            case {"begun": ""}:
+                with self._lock:
+                    peer.ready = True
+                self._look_settled()
+                return True
+            case {"begun": str(why)} | {"unable": str(why)}:
+                self.drop(peer, "a collator is not used any more", why)
+                return False
+            case {"id": int(number)}:
+                with self._lock:
+                    asked = peer.asked.pop(number, None)
+                if asked is not None:
+                    self._answer(asked, header, arrays)
+                return True
+            case _:
+                pass
+        raise TransportError(f"it has said {header!r:.80}")
+
+    def _answer(self, asked: Asked, header: Mapping[str, Any], arrays: Sequence[Array]) -> None:
+        if "failed" in header:
+            asked.answered(str(header["failed"]))
+            return
+        try:
+            passes = _heard(header["passes"], asked.micro_batches, arrays)
+        except (TransportError, KeyError):
+            asked.answered(None)
+            raise TransportError("what came are not the passes that were asked for") from None
+        for what, detail in header.get("notices", ()):
+            self._notice(str(what), **{str(k): v for k, v in dict(detail).items()})
+        asked.answered(passes)
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """Passes that are asked for: `step.collate.Made`."""
+
+    collators: RemoteCollators
+    micro_batches: tuple[MicroBatch, ...]
+    fuse: int
+
+    number: int = -1
+    _peer: Peer | None = None
+    _answer: Passes | str | None = None  # passes, what it failed with; None: it was lost
+    _there: Any = None
+    _dropped: bool = False
+
+    def ask(self) -> bool:
+        """Ask a collator, another one if the last was lost; whether there is one."""
+        self._there, self._answer = threading.Event(), None
+        self._peer = self.collators.give(self)
+        return self._peer is not None
+
+    def answered(self, found: Passes | str | None) -> None:
+        """It has been answered; None: who was asked is lost."""
+        self._answer = found
+        self._there.set()
+
+    def result(self) -> Passes:
+        """Them, as soon as they are there; what no collator makes, this process makes.
+
+        Raises:
+            CancelledError: Nobody wants them any more.
+            RaycloudError: What making them here raised.
+        """
+        while (peer := self._peer) is not None:
+            self._there.wait()
+            if self._dropped:
+                raise CancelledError
+            match self._answer:
+                case tuple() as passes:
+                    return passes
+                case str() as why:
+                    return self._despite(peer, why)
+                case None:
+                    self.ask()
+        if self._dropped:
+            raise CancelledError
+        return self.collators.collate.passes(self.micro_batches, self.fuse)
+
+    def _despite(self, peer: Peer, why: str) -> Passes:
+        """What failed there: an error of the task comes here too, one of the machine does not."""
+        made = self.collators.collate.passes(self.micro_batches, self.fuse)
+        self.collators.drop(peer, "a collator failed where this worker did not", why)
+        return made
+
+    def cancel(self) -> None:
+        """They are no longer wanted."""
+        self._dropped = True
+        if (peer := self._peer) is not None:
+            self.collators.forget(peer, self.number)
+            self._there.set()
