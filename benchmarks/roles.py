@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 FAST, SLOW = ("a0", "a1"), ("b0", "b1")
 FLOOR, OF_BOUND, LOW_BOUND = 1.3, 0.85, 1.5
+RAYCLOUD = Path(sys.executable).with_name("raycloud")
 SIDE = 32  # pixels of an image
 _LIMIT_S = 170.0
 # What keeps a node's torch from wide instructions: of its own kernels, and of its libraries.
@@ -227,7 +228,7 @@ def _measure(told: argparse.Namespace) -> dict[str, Any]:
             bed.limit()
 
             def command(words: Sequence[str], log: str) -> str:
-                line = [sys.executable, "-m", "raycloud", *words]
+                line = [str(RAYCLOUD), *words]
                 path = folder / log
                 process = bed.head.start(line, environment=dict(cluster.environment), log=path)
                 code = process.wait(_LIMIT_S)

@@ -13,6 +13,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ from raycloud.on_ray.attach import attached, free
 from raycloud.on_ray.run import imported, with_secrets
 from raycloud.planner.described import Described, of_launcher, read_table
 from raycloud.planner.inventory import place
-from raycloud.planner.plan import Plan, choose_roles, make, workers
+from raycloud.planner.plan import Plan, choose_roles, make, speeds_in, workers
 from raycloud.report.summary_text import Tried
 from raycloud.spec import Environment, Job, RunDirectory
 from raycloud.spec.rundir import RUNS
@@ -92,7 +93,7 @@ def _with_roles(job: Job, code: TaskCode, nodes: Inventory) -> Plan:
     return make(
         job.model_copy(update={"elastic": elastic}),
         nodes,
-        found.profile(roles.trainers),
+        replace(found.profile(roles.trainers), speeds=speeds_in(job, roles)),
         placed=dict(enumerate(roles.trainers)),
         compare=True,
         roles=roles,

@@ -29,7 +29,7 @@ from raycloud.on_ray.checkpoints import CheckpointPublisher, found_back, origin_
 from raycloud.on_ray.cluster import RayCluster
 from raycloud.on_ray.pool import ActorPool, SupersededError
 from raycloud.on_ray.roles import with_roles
-from raycloud.on_ray.session import Run
+from raycloud.on_ray.session import Run, error_of
 from raycloud.order import ledger_line
 from raycloud.planner.inventory import require
 from raycloud.redact import redacted
@@ -173,15 +173,6 @@ def _run(
     if finish.status == "failed":
         raise failure_of(driver.failure, finish, path)
     return Run(status=finish.status, directory=path, summary=summary)
-
-
-def error_of(failure: MemberFailed, where: str = "") -> errors.RaycloudError:
-    """The error that a member sent by name, as its own kind; `where` is put before its message."""
-    kind = getattr(errors, failure.error, errors.InternalError)
-    if kind is errors.SpecError:  # it has no field of the job file to name here
-        kind = errors.JobError
-    made: errors.RaycloudError = kind(where + failure.message, hint=failure.hint)
-    return made
 
 
 def failure_of(

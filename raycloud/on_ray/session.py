@@ -8,6 +8,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
+from raycloud import errors
 from raycloud.control import ControlSettings
 from raycloud.events import CheckpointPublished
 from raycloud.order import Position
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from raycloud.checkpoint import Manifest
     from raycloud.clock import Clock
-    from raycloud.events import Event, Observed
+    from raycloud.events import Event, MemberFailed, Observed
     from raycloud.on_ray.pool import ActorPool
     from raycloud.packing.code import TaskCode
     from raycloud.planner.roles import Roles
@@ -243,3 +244,12 @@ class Origin:
     ledger: Mapping[str, Any] = field(default_factory=dict)
     generation: int = -1
     opening: tuple[Event, ...] = ()
+
+
+def error_of(failure: MemberFailed, where: str = "") -> errors.RaycloudError:
+    """The error that a member sent by name, as its own kind; `where` is put before its message."""
+    kind = getattr(errors, failure.error, errors.InternalError)
+    if kind is errors.SpecError:  # it has no field of the job file to name here
+        kind = errors.JobError
+    made: errors.RaycloudError = kind(where + failure.message, hint=failure.hint)
+    return made

@@ -413,7 +413,7 @@ def _measured(job: Job, code: TaskCode, on: Sequence[str]) -> list[MemberReady]:
     """What a worker on each of these nodes measures of itself, all at the same time."""
     from raycloud.on_ray.cluster import pipeline_name
     from raycloud.on_ray.fleet import Fleet
-    from raycloud.on_ray.launch import error_of
+    from raycloud.on_ray.session import error_of
     from raycloud.worker.context import MemberConfig
     from raycloud.worker.outbox import OutboxEntry
 

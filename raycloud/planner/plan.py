@@ -393,8 +393,12 @@ def choose_roles(
         predicted = found.predict_as_is(job.sync_point)
         return predicted.step_s - predicted.compute_s
 
+    return choose(machines, replace(_work(job), besides_s=besides_s))
+
+
+def _work(job: Job) -> Work:
     resources, shares = job.resources.worker, job.elastic.shares
-    work = Work(
+    return Work(
         micro_batches=job.micro_batches,
         least=job.elastic.min_workers,
         most=job.most_workers,
@@ -402,9 +406,19 @@ def choose_roles(
         threads=job.data.threads,
         on_gpu=resources.gpus > 0,
         shares=shares if isinstance(shares, tuple) else None,
-        besides_s=besides_s,
     )
-    return choose(machines, work)
+
+
+def speeds_in(job: Job, roles: Roles) -> tuple[Speed, ...]:
+    """The speed of each worker in its role: with the batches that it makes, if it makes them."""
+    work, by_node = _work(job), {one.node: one for one in roles.machines}
+    found = []
+    for node in roles.trainers:
+        speed = by_node[node].speed
+        if speed is None:
+            raise ValueError(f"a worker on {node}, of which no speed is known")
+        found.append(speed if roles.collators else work.alone(by_node[node]))
+    return tuple(found)
 
 
 def server_nodes(inventory: Inventory, shards: int) -> tuple[str, ...]:

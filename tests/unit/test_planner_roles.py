@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from raycloud.errors import PlacementError
+from raycloud.planner.cost import Profile
+from raycloud.planner.inventory import Inventory, Node
+from raycloud.planner.plan import choose_roles, from_json, make, speeds_in
 from raycloud.planner.roles import Machine, Roles, Work, choose
 from raycloud.planner.shares import fit_shares, step_seconds
 from raycloud.planner.speed import Speed
+from raycloud.report.summary_text import plan_text
+from raycloud.spec import Job
 
 SECONDS = some.floats(min_value=0.01, max_value=10.0)
 
@@ -172,3 +178,37 @@ def test_a_machine_of_which_nothing_is_known_is_refused() -> None:
     with pytest.raises(ValueError, match="a speed where workers fit"):
         Machine(node="a", collate_s=1.0, workers=1)
     assert isinstance(choose(FOUR, Work(micro_batches=1)), Roles)
+
+
+def test_a_plan_tells_of_roles_and_keeps_them() -> None:
+    job = Job(
+        task="tests.lockstep:NetTask",
+        steps=10,
+        global_batch=96,
+        micro_batch=4,
+        elastic={"max_workers": 4},  # type: ignore[arg-type]
+        data={"collators": "auto"},  # type: ignore[arg-type]
+    )
+    nodes = Inventory(nodes=tuple(Node(name=one.node) for one in FOUR))
+    speeds = (Speed(fixed_s=0.0, micro_batch_s=1.0),)
+    sizes = {"samples": 960, "parameters": 100, "gradient_bytes": 400, "state_bytes": 800}
+    profile = Profile(speeds=speeds, link_bytes_per_s=1e6, **sizes)  # type: ignore[arg-type]
+    roles = choose_roles(job, nodes, profile, FOUR)
+    assert roles.collators == ("b0", "b1")
+    elastic = job.elastic.model_copy(update={"max_workers": 2})
+    made = make(
+        job.model_copy(update={"elastic": elastic}),
+        nodes,
+        replace(profile, speeds=speeds_in(job, roles)),
+        placed=dict(enumerate(roles.trainers)),
+        roles=roles,
+    )
+    assert made.shares == (12, 12)
+    assert made.predicted.step_s == pytest.approx(roles.step_s, rel=1e-6)
+    assert made.predicted.step_s > roles.feed_s == pytest.approx(12.0)
+    assert from_json(made.to_json()) == made
+    text = plan_text(made)
+    assert roles.why in text
+    assert "collate_s" in text
+    alone = replace(roles, collators=())
+    assert [one.micro_batch_s for one in speeds_in(job, alone)] == [2.0, 2.0]
