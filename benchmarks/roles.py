@@ -17,38 +17,30 @@ below 1.5.
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-import torch
-from PIL import Image
-from torch import Tensor, nn
-
+from benchmarks.feeding import tasks
 from benchmarks.feeding.images import DEFAULT
 from benchmarks.machine import ROOT, describe
 from benchmarks.testbed import NodeSpec, Spec, Testbed
 from benchmarks.testbed.cluster import Cluster
-from raycloud import Source, Splits, Task
 from raycloud.events import GenerationFormed, Noticed, StepsCommitted
 from raycloud.planner.plan import from_json
+from raycloud.planner.roles import Machine
 from raycloud.planner.shares import fit_shares
-from raycloud.planner.speed import Speed
 from raycloud.report.log import read_events
-
-if TYPE_CHECKING:
-    from raycloud.rows import Rows
 
 FAST, SLOW = ("a0", "a1"), ("b0", "b1")
 FLOOR, OF_BOUND, LOW_BOUND = 1.3, 0.85, 1.5
 RAYCLOUD = Path(sys.executable).with_name("raycloud")
-SIDE = 32  # pixels of an image
 _LIMIT_S = 170.0
 # What keeps a node's torch from wide instructions: of its own kernels, and of its libraries.
 NARROW: Mapping[str, Mapping[str, str]] = {
@@ -61,68 +53,13 @@ NARROW: Mapping[str, Mapping[str, str]] = {
 }
 
 
-class Decoded(Task):
-    """Images that are decoded, turned, cropped and flipped for each batch, and a small network.
-
-    Its matrix products go by libraries that ask the processor themselves; its Mish activations are
-    torch's own kernels, which `ATEN_CPU_CAPABILITY` keeps from wide instructions.
-
-    Args:
-        width: Channels.
-        depth: Layers behind the first.
-        enlarged: By how much an image is enlarged before it is turned and cropped.
-    """
-
-    def __init__(self, *, width: int = 32, depth: int = 4, enlarged: int = 4) -> None:
-        self.width, self.depth, self.enlarged = width, depth, enlarged
-
-    def data(self, path: str | None) -> Splits:
-        """JPEGs, as they are."""
-        return Splits(train=Source(path=path, format="parquet", columns=["image", "label"]))
-
-    def batch(self, samples: Rows, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Decode and augment, each image by itself."""
-        side, made = SIDE * self.enlarged, []
-        for jpeg in samples["image"]:
-            image = Image.open(io.BytesIO(jpeg)).convert("RGB")
-            image = image.resize((side, side), Image.Resampling.LANCZOS)
-            image = image.rotate(rng.uniform(-15.0, 15.0), resample=Image.Resampling.BICUBIC)
-            left, top = rng.uniform(0.0, side / 8, 2)
-            box = (left, top, left + 7 * side / 8, top + 7 * side / 8)
-            small = image.resize((SIDE, SIDE), Image.Resampling.BICUBIC, box=box)
-            pixels = np.asarray(small)
-            made.append(pixels[:, ::-1] if rng.random() < 0.5 else pixels)
-        x = torch.from_numpy(np.ascontiguousarray(np.stack(made)))
-        labels = torch.from_numpy(np.asarray(samples["label"], dtype=np.int64).copy())
-        return x, labels
-
-    def model(self) -> nn.Module:
-        """Convolutions and activations, their mean, and a line."""
-        layers: list[nn.Module] = [nn.Conv2d(3, self.width, 3, 2, padding=1), nn.Mish()]
-        for _ in range(self.depth):
-            layers += [nn.Conv2d(self.width, self.width, 1), nn.Mish()]
-        head = nn.Linear(self.width, 10)
-        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
-
-    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Cross entropy."""
-        x, labels = batch
-        return nn.functional.cross_entropy(
-            model(x.permute(0, 3, 1, 2).float() / 64.0 - 2.0), labels
-        )
-
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """With momentum."""
-        return torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
-
-
 def asked(told: argparse.Namespace, folder: Path, **more: Any) -> dict[str, Any]:
     """The job, with a number of collators and shares."""
     elastic = {"min_workers": 1, "max_workers": 4, **more.pop("elastic", {})}
     return {
         "format": 1,
         "name": "roles",
-        "task": f"{Path(__file__).resolve()}:Decoded",
+        "task": f"{Path(tasks.__file__).resolve()}:Decoded",
         "settings": {"width": told.width, "depth": told.depth, "enlarged": told.enlarged},
         "steps": told.steps,
         "global_batch": told.batch,
@@ -139,14 +76,12 @@ def asked(told: argparse.Namespace, folder: Path, **more: Any) -> dict[str, Any]
     }
 
 
-def levelled(machines: Sequence[Mapping[str, Any]], micro_batches: int) -> list[int]:
+def levelled(machines: Sequence[Machine], micro_batches: int) -> list[int]:
     """Shares that level both kinds of work on one core, in the order of ranks: by nodes' ids."""
     both = [
-        Speed(
-            fixed_s=one["speed"]["fixed_s"],
-            micro_batch_s=one["speed"]["micro_batch_s"] + one["collate_s"],
-        )
-        for one in machines
+        replace(one.speed, micro_batch_s=one.speed.micro_batch_s + one.collate_s)
+        for one in sorted(machines, key=lambda one: one.node)
+        if one.speed is not None
     ]
     return list(fit_shares(both, micro_batches))
 
@@ -183,8 +118,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--narrow", choices=NARROW, default="aten")
     parser.add_argument("--cores", type=float, default=0.45)
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--batch", type=int, default=768)
-    parser.add_argument("--micro", type=int, default=32)
+    parser.add_argument("--batch", type=int, default=384)
+    parser.add_argument("--micro", type=int, default=16)
+    parser.add_argument("--most-s", type=float, default=270.0, help="then no run is begun")
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--depth", type=int, default=4)
     parser.add_argument("--enlarged", type=int, default=4)
@@ -215,6 +151,7 @@ def _text(found: Mapping[str, Any]) -> str:
 
 
 def _measure(told: argparse.Namespace) -> dict[str, Any]:
+    began_s = time.monotonic()
     nodes = tuple(NodeSpec(name=name, cores=told.cores) for name in (*FAST, *SLOW))
     with (
         tempfile.TemporaryDirectory(prefix="roles") as place,
@@ -226,6 +163,8 @@ def _measure(told: argparse.Namespace) -> dict[str, Any]:
             cluster.join(*FAST)
             cluster.join(*SLOW, more=NARROW[told.narrow])
             bed.limit()
+
+            print(f"{time.monotonic() - began_s:.0f} s: Ray is there", flush=True)
 
             def command(words: Sequence[str], log: str) -> str:
                 line = [str(RAYCLOUD), *words]
@@ -241,24 +180,27 @@ def _measure(told: argparse.Namespace) -> dict[str, Any]:
                 job, run = folder / f"{name}.yaml", folder / name
                 job.write_text(json.dumps(asked(told, folder, **more)))
                 command(["train", str(job), "--run-dir", str(run)], f"{name}.log")
-                return measured(run)
+                found = measured(run)
+                took_s = time.monotonic() - began_s
+                print(f"{took_s:.0f} s: {name} {found['step_s']:.3f} s a step", flush=True)
+                return found
 
-            job = folder / "plan.yaml"
-            job.write_text(json.dumps(asked(told, folder, data={"collators": "auto"})))
-            said = command(["plan", str(job), "--json"], "plan.log")
-            plan = json.loads(said[said.index("{") :])
-            roles = plan["roles"]
-            whole = told.batch // told.micro
-            ranked = sorted(roles["machines"], key=lambda one: str(one["node"]))
-            shares = levelled(ranked, whole)
-            names = {node: name for name, node in cluster.node_ids().items()}
-            planned = from_json(json.dumps(plan)).roles
+            chosen = train("roles", data={"collators": "auto"})
+            planned = from_json((folder / "roles" / "plan.json").read_text()).roles
             assert planned is not None  # noqa: S101 - it was asked for
+            names = {node: name for name, node in cluster.node_ids().items()}
+            shares = levelled(planned.machines, told.batch // told.micro)
+            fixed = {"min_workers": 4, "max_workers": 4, "shares": shares}
+            together = {"levelled": train("levelled", elastic=fixed)}
+            if time.monotonic() - began_s < told.most_s:
+                together["auto shares"] = train("auto", elastic={"min_workers": 4})
             return {
                 "format": 1,
                 "machine": describe(os.sched_getaffinity(0)),
                 "narrow": dict(NARROW[told.narrow]),
-                "asked": {k: v for k, v in vars(told).items() if k not in {"json", "images"}},
+                "asked": {
+                    k: v for k, v in vars(told).items() if k not in {"json", "images", "most_s"}
+                },
                 "plan": {
                     "why": planned.why,
                     "gain": planned.gain,
@@ -276,14 +218,8 @@ def _measure(told: argparse.Namespace) -> dict[str, Any]:
                         for one in planned.machines
                     },
                 },
-                "together": {
-                    "auto shares": train("auto"),
-                    "levelled": train(
-                        "levelled",
-                        elastic={"min_workers": 4, "max_workers": 4, "shares": shares},
-                    ),
-                },
-                "roles": train("roles", data={"collators": "auto"}),
+                "together": together,
+                "roles": chosen,
             }
 
 

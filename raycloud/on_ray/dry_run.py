@@ -12,7 +12,7 @@ import contextlib
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from raycloud.events import Observed
     from raycloud.on_ray.session import Run, StopSwitch
     from raycloud.packing.code import TaskCode
+    from raycloud.planner.cost import Profile
     from raycloud.planner.inventory import Inventory
+    from raycloud.planner.roles import Machine
 
 STEPS = 2
 
@@ -67,7 +69,13 @@ def plan(job: Job, *, address: str | None = None, cluster: str | Path | None = N
             there = meant.inventory
             placed = place(there, workers(job, there), job.resources.worker)
             here = place(nodes, 1, job.resources.worker)
-            one = survey(job, code, nodes, here).profile(here)
+            found = survey(job, code, nodes, here)
+            one = found.profile(here)
+            if job.data.collators == "auto":
+                [first] = found.readies[here[0]]
+                machines = meant.machines(one, first.collate_s, job.resources.worker)
+                able = [x.node for x in machines if x.workers]
+                return _in_roles(job, there, meant.profile(one, able), machines)
             profile = meant.profile(one, placed)
             return make(job, there, profile, placed=dict(enumerate(placed)), compare=True)
         if job.data.collators == "auto":
@@ -88,12 +96,17 @@ def _with_roles(job: Job, code: TaskCode, nodes: Inventory) -> Plan:
     from raycloud.on_ray.roles import measure, profile_of
 
     found, machines = measure(job, code, nodes)
-    roles = choose_roles(job, nodes, profile_of(found), machines)
+    return _in_roles(job, nodes, profile_of(found), machines)
+
+
+def _in_roles(job: Job, nodes: Inventory, profile: Profile, machines: Sequence[Machine]) -> Plan:
+    """The plan with the roles of these machines; of the profile the speeds do not count."""
+    roles = choose_roles(job, nodes, profile, machines)
     elastic = job.elastic.model_copy(update={"max_workers": len(roles.trainers)})
     return make(
         job.model_copy(update={"elastic": elastic}),
         nodes,
-        replace(found.profile(roles.trainers), speeds=speeds_in(job, roles)),
+        replace(profile, speeds=speeds_in(job, roles)),
         placed=dict(enumerate(roles.trainers)),
         compare=True,
         roles=roles,

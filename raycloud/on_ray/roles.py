@@ -116,7 +116,7 @@ def _of_workers(node: Node, fits: int, found: Survey, cpus: int) -> Machine:
             micro_batch_s=sum(one.micro_batch_s for one in readies) / count,
         ),
         processes=int(node.cpus),
-        beside=int(node.cpus) - fits * cpus,
+        beside=max(0, int(node.cpus) - fits * cpus),
     )
 
 

@@ -22,9 +22,12 @@ from typing import TYPE_CHECKING, Any
 from raycloud.errors import SpecError
 from raycloud.planner.cost import LOOPBACK_BYTES_PER_S
 from raycloud.planner.inventory import PRICE_LABEL, ZONE_LABEL, Inventory, Node
+from raycloud.planner.roles import Machine
+from raycloud.planner.speed import Speed
 
 if TYPE_CHECKING:
     from raycloud.planner.cost import Profile
+    from raycloud.spec import RoleResources
 
 MOST = 100_000  # nodes
 _BITS, _GB = 125_000.0, 10**9
@@ -77,6 +80,32 @@ class Described:
             link_bytes_per_s=min(rates, default=None),
             round_trip_s=2 * sum(delays[:2]),  # there and back, out of one node and into another
         )
+
+    def machines(
+        self, measured: Profile, collate_s: float, resources: RoleResources
+    ) -> tuple[Machine, ...]:
+        """How fast each kind of work is on the nodes; making batches takes the same on each core.
+
+        Args:
+            measured: By what one worker has measured where the task was tried.
+            collate_s: Seconds of the batch of a micro-batch there.
+            resources: What a worker reserves.
+        """
+        [one] = measured.speeds
+        found = []
+        for node in self.inventory.nodes:
+            fits, by = node.fits(resources), self.speed.get(node.name, 1.0)
+            speed = Speed(fixed_s=one.fixed_s / by, micro_batch_s=one.micro_batch_s / by)
+            machine = Machine(
+                node=node.name,
+                collate_s=max(collate_s, 1e-9),
+                workers=fits,
+                speed=speed if fits else None,
+                processes=int(node.cpus),
+                beside=max(0, int(node.cpus) - fits * resources.cpus) if fits else 0,
+            )
+            found.append(machine)
+        return tuple(found)
 
 
 def read_table(text: str, name: str) -> Described:

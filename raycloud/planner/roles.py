@@ -29,6 +29,7 @@ from raycloud.planner.shares import fit_shares, step_seconds
 from raycloud.planner.speed import Speed
 
 _EVERY = 8  # nodes, all divisions of which are looked at
+_COUNTS = 32  # of nodes that train, which are looked at where there are more
 _HEADROOM = 1.5  # times the collators that would just do
 _SHOWN = 4  # nodes in a sentence
 
@@ -207,8 +208,26 @@ def _divisions(machines: Sequence[Machine]) -> Iterator[tuple[Machine, ...]]:
         return
     for order in (_advantage, _train_rate):
         ranked = sorted(able, key=order, reverse=True)
-        for count in range(1, len(ranked) + 1):
+        for count in _counts(ranked, machines):
             yield tuple(ranked[:count])
+
+
+def _counts(ranked: Sequence[Machine], machines: Sequence[Machine]) -> list[int]:
+    """How many of the first train: of many some counts, and those where both kinds level."""
+    if len(ranked) <= _COUNTS:
+        return [*range(1, len(ranked) + 1)]
+    made = sum(one.processes / one.collate_s for one in machines)
+    trained, level = 0.0, len(ranked)
+    for count, one in enumerate(ranked, 1):
+        trained += _train_rate(one)
+        made -= (one.processes - one.beside) / one.collate_s
+        if trained >= made:
+            level = count
+            break
+    step = len(ranked) / _COUNTS
+    spread = {math.ceil(step * (at + 1)) for at in range(_COUNTS)}
+    near = {level + more for more in (-2, -1, 0, 1, 2)}
+    return sorted(count for count in spread | near if 1 <= count <= len(ranked))
 
 
 def _train_rate(machine: Machine) -> float:

@@ -175,10 +175,12 @@ def test_what_came_from_members_is_not_written_before_it_is_known_who_is_obeyed(
 
 def test_collators_that_find_no_place_are_waited_for_together(monkeypatch: pytest.MonkeyPatch):
     numbers, removed = itertools.count(), []
+    labels: list[Any] = []
 
     class Group:
-        def __init__(self, bundles: Any, **_: Any) -> None:
+        def __init__(self, bundles: Any, **told: Any) -> None:
             self.number = next(numbers)
+            labels.append(told["bundle_label_selector"])
 
         def wait(self, seconds: float) -> bool:
             threading.Event().wait(seconds)
@@ -188,8 +190,9 @@ def test_collators_that_find_no_place_are_waited_for_together(monkeypatch: pytes
     monkeypatch.setattr(pool, "remove_placement_group", lambda group: removed.append(group.number))
     monkeypatch.setattr(pool, "placement_group_table", lambda _: {"state": "PENDING"})
     began_s = time.monotonic()
-    assert ActorPool(SystemClock()).start_collators(("",) * 5, "p", [None]) == ()
+    assert ActorPool(SystemClock()).start_collators(("", "a", "b", "b", ""), "p", [None]) == ()
     assert removed == [*range(5)]
+    assert labels == [None, *([{"ray.io/node-id": node}] for node in "abb"), None]
     assert time.monotonic() - began_s < 2.0
 
 

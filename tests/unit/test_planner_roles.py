@@ -13,13 +13,14 @@ from hypothesis import strategies as some
 
 from raycloud.errors import PlacementError
 from raycloud.planner.cost import Profile
+from raycloud.planner.described import read_table
 from raycloud.planner.inventory import Inventory, Node
 from raycloud.planner.plan import choose_roles, from_json, make, speeds_in
 from raycloud.planner.roles import Machine, Roles, Work, choose
 from raycloud.planner.shares import fit_shares, step_seconds
 from raycloud.planner.speed import Speed
 from raycloud.report.summary_text import plan_text
-from raycloud.spec import Job
+from raycloud.spec import Job, RoleResources
 
 SECONDS = some.floats(min_value=0.01, max_value=10.0)
 
@@ -169,6 +170,35 @@ def test_many_nodes_take_their_roles_by_comparative_advantage() -> None:
     roles = choose(many, Work(micro_batches=2400))
     assert {node[0] for node in roles.trainers} == {"a"}
     assert {node[0] for node in roles.collators} == {"b"}
+    assert roles.step_s == pytest.approx(24.0)
+
+
+def test_a_cluster_that_is_only_described_has_roles_too() -> None:
+    table = "name,count,cpus,gpus,speed\ngpu,1,2,1,20\ncpu,2,8,0,1\n"
+    told = read_table(table, "nodes.csv")
+    measured = Profile(
+        samples=96,
+        parameters=1,
+        gradient_bytes=4,
+        state_bytes=8,
+        speeds=(Speed(fixed_s=0.0, micro_batch_s=4.0),),
+    )
+    found = told.machines(measured, 1.0, RoleResources(cpus=1, gpus=1))
+    assert [(one.workers, one.processes, one.beside) for one in found] == [
+        (1, 2, 1),
+        (0, 8, 0),
+        (0, 8, 0),
+    ]
+    roles = choose(found, Work(micro_batches=24, on_gpu=True))
+    assert roles.trainers == (found[0].node,)
+    assert roles.step_s == pytest.approx(24 * 0.2)  # 5 collators keep it busy
+    assert roles.together_s == pytest.approx(24.0)
+
+
+def test_of_thousands_of_nodes_roles_are_found_soon() -> None:
+    many = [cpu(f"{kind}{i:05}", s) for kind, s in (("a", 1.0), ("b", 9.0)) for i in range(1000)]
+    roles = choose(many, Work(micro_batches=24_000))
+    assert len(roles.trainers) == len(roles.collators) == 1000
     assert roles.step_s == pytest.approx(24.0)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from raycloud.clock import Clock, VirtualClock
 from raycloud.errors import DataError, TaskError
 from raycloud.net.messages import hear, tell
 from raycloud.net.stream import Place, listen, welcome
@@ -130,7 +131,13 @@ def begun(*fails: int) -> Collator:
 class Member:
     """A member's side, with the notices that it gets."""
 
-    def __init__(self, places: dict[str, Place], collate: Collate, own: Any = None) -> None:
+    def __init__(
+        self,
+        places: dict[str, Place],
+        collate: Collate,
+        own: Any = None,
+        clock: Clock | None = None,
+    ) -> None:
         self.notices: list[dict[str, Any]] = []
         self.heard = threading.Event()
 
@@ -140,7 +147,9 @@ class Member:
 
         fingerprint = {} if own is None else training_fingerprint(own)
         where = places.__getitem__
-        self.collators = RemoteCollators([*places], where, collate, fingerprint, notice)
+        self.collators = RemoteCollators(
+            [*places], where, collate, fingerprint, notice, clock=clock
+        )
         settled = self.collators.settled.wait(PATIENCE_S)
         assert settled, [(one.name, one.ready, one.stream) for one in self.collators._peers]
 
@@ -416,6 +425,33 @@ def test_passes_of_others_are_refused() -> None:
         assert "not the passes" in member.notices[0]["why"]
         liar.join(PATIENCE_S)
         assert not liar.is_alive()
+
+
+def test_one_that_says_nothing_is_lost() -> None:
+    """A process that is frozen still has its connections acknowledged by its kernel."""
+    door, place = listen("127.0.0.1")
+    over, clock = threading.Event(), VirtualClock()
+
+    def freeze() -> None:
+        connection, _ = door.accept()
+        known = welcome(connection, place)
+        assert known is not None
+        assert hear(known[1])[0]["do"] == "begin"
+        tell(known[1], {"begun": ""})
+        assert hear(known[1])[0]["do"] == "make"
+        clock.advance(31.0)
+        assert over.wait(PATIENCE_S)
+        known[1].close()
+
+    frozen = threading.Thread(target=freeze, daemon=True)
+    frozen.start()
+    with door:
+        member = Member({"frozen": place}, own(), clock=clock)
+        assert member.passes()[0].batch.tolist() == [0, 1, 2, 3]
+        assert "it has said nothing for 31 s" in member.notices[0]["why"]
+        over.set()
+        frozen.join(PATIENCE_S)
+        assert not frozen.is_alive()
 
 
 def test_two_that_ask_the_same_are_two(served: Any) -> None:
