@@ -8,11 +8,10 @@ from typing import Any
 from raycloud.errors import TransportError
 from raycloud.net.lane import LaneReport
 from raycloud.order import assign
-from raycloud.recovery.backups import ring
 from raycloud.spec import Job
 from raycloud.step.collate import Making, StepWork
 from raycloud.step.commit import collect, commit
-from raycloud.step.speculation import Backing, Kind, Note
+from raycloud.step.speculation import Backing, Kind, Note, ring
 from tests.lockstep import Fleet, NetTask, exchange, never
 
 

@@ -8,11 +8,31 @@ from __future__ import annotations
 
 import sys
 
-from raycloud.cli import cache, chaos, project, runs, submit, sweep, train  # each adds its commands
+from raycloud.cli import (  # each adds its commands
+    cache,
+    chaos,
+    project,
+    runs,
+    simulate,
+    submit,
+    sweep,
+    train,
+)
 from raycloud.cli.shell import app
 from raycloud.clock import SystemClock
 
-__all__ = ["app", "cache", "chaos", "main", "project", "runs", "submit", "sweep", "train"]
+__all__ = [
+    "app",
+    "cache",
+    "chaos",
+    "main",
+    "project",
+    "runs",
+    "simulate",
+    "submit",
+    "sweep",
+    "train",
+]
 
 
 def main() -> None:

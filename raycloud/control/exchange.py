@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from raycloud.events import StepsCommitted
 
 _MUCH = 0.15  # of a step
+_MANY = 64  # members, of whom it looks at all only once in as many reports
 _STEPS = 20  # that each member has reported: the first ones measure the start
 _SKIPPED = 5
 _AUTO = "int4"  # what `sync: auto` takes
@@ -43,10 +44,12 @@ class ExchangeCost:
         self._told, self._period = not exact, auto_period
         self._waited: dict[int, _Waited] = {}
         self._residuals: dict[int, float] = {}
+        self._left = 0  # reports until it looks at many members again
 
     def observe(self, report: StepsCommitted) -> None:
         """Take in a member's report."""
         self._residuals[report.member] = report.residual
+        self._left -= 1
         known = self._waited.get(report.member)
         if self._told:
             return
@@ -72,8 +75,9 @@ class ExchangeCost:
 
     def notice(self, group: Collection[int]) -> Noticed | None:
         """What a person should know of it, once; None: nothing."""
-        if self._told or len(group) == 1:
+        if self._told or len(group) == 1 or self._left > 0:
             return None
+        self._left = len(group) if len(group) > _MANY else 0
         every = [self._waited.get(member) for member in group]
         known = [one for one in every if one is not None and one.steps >= _STEPS]
         if len(known) < len(group) or len({one.generation for one in known}) > 1:

@@ -113,6 +113,24 @@ def _in_roles(job: Job, nodes: Inventory, profile: Profile, machines: Sequence[M
     )
 
 
+def measured(job: Job, *, address: str | None = None) -> Profile:
+    """What one worker measures of the task, at `address` or here; nothing is trained or kept.
+
+    Raises:
+        JobError: What was asked cannot be done.
+        MachineError: There is no room for a worker.
+    """
+    job = with_secrets(job)
+    address = address or Environment.from_process().ray_address
+    with imported(job) as ready, attached(job, address):
+        _, code = ready()
+        from raycloud.on_ray.survey import survey
+
+        nodes = free()
+        here = place(nodes, 1, job.resources.worker)
+        return survey(job, code, nodes, here).profile(here)
+
+
 def described(path: Path) -> Described:
     """The cluster that a file describes.
 

@@ -6,7 +6,8 @@ A table is CSV with a line of names first. `name` has to be there, the others ma
     price_per_hour
 
 `speed` is how many times as fast a worker is there as where the task is measured, `mbit_s` what a
-node's link carries, `delay_ms` what it adds one way.
+node's link carries, headers included, `delay_ms` what it adds one way. A node without GPUs computes
+on the cores that carry its messages.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import csv
 import io
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,11 @@ if TYPE_CHECKING:
     from raycloud.spec import RoleResources
 
 MOST = 100_000  # nodes
-_BITS, _GB = 125_000.0, 10**9
+_GB = 10**9
+# Of a link's bits: a packet of 1,500 bytes has 20 of IP's header and 32 of TCP's with its
+# timestamps (RFC 9293, RFC 7323), and 14 of Ethernet's.
+PAYLOAD = 1448 / 1514
+_BYTES = 125_000.0 * PAYLOAD  # by Mbit/s
 # By the name of a column: what it is if it is left out, and its least. None: it may be unknown.
 _NUMBERS: Mapping[str, tuple[float | None, float]] = {
     "count": (1.0, 0.0),
@@ -53,7 +58,7 @@ class Described:
     Attributes:
         inventory: Its nodes.
         speed: By node, if it is another one than 1.
-        bytes_per_s: Of its link, by node, where that is said.
+        bytes_per_s: What its link carries of messages, by node, where that is said.
         delay_s: That it adds one way, by node, where it adds any.
     """
 
@@ -66,19 +71,20 @@ class Described:
         """Of workers on these nodes, by what one worker has measured where the task was tried."""
         [one] = measured.speeds
         by = [self.speed.get(node, 1.0) for node in placed]
-        used = set(placed)
-        rates = [rate for node, rate in self.bytes_per_s.items() if node in used]
-        delays = sorted((s for node, s in self.delay_s.items() if node in used), reverse=True)
-        if len(used) == 1:
-            rates, delays = [LOOPBACK_BYTES_PER_S], []
+        counts = Counter(placed)
+        rate, round_trip_s = self.link(counts)
+        nodes = {node.name: node for node in self.inventory.nodes if node.name in counts}
+        cores = tuple(nodes[name].cpus / counts[name] for name in placed)
+        apart = any(node.gpus for node in nodes.values()) or min(cores, default=0.0) <= 0.0
         return replace(
             measured,
             speeds=tuple(
                 replace(one, fixed_s=one.fixed_s / x, micro_batch_s=one.micro_batch_s / x)
                 for x in by
             ),
-            link_bytes_per_s=min(rates, default=None),
-            round_trip_s=2 * sum(delays[:2]),  # there and back, out of one node and into another
+            link_bytes_per_s=rate,
+            round_trip_s=round_trip_s,
+            cores=() if apart else cores,
         )
 
     def machines(
@@ -106,6 +112,45 @@ class Described:
             )
             found.append(machine)
         return tuple(found)
+
+    def repeated(self, count: int) -> Described:
+        r"""So many nodes like these, in the same proportions, each with a name of its own.
+
+        >>> two = read_table("name,speed\na,2\nb,1\n", "nodes.csv")
+        >>> [node.name for node in two.repeated(3).inventory.nodes], two.repeated(3).speed
+        (['a', 'a~1', 'b'], {'a': 2.0, 'a~1': 2.0})
+
+        Raises:
+            SpecError: More than 100,000.
+        """
+        if count > MOST:
+            raise SpecError("--nodes", count, f"is more than {MOST} nodes", hint="lower it")
+        before = self.inventory.nodes
+        nodes, named = [], dict[str, list[str]]()
+        for at in range(count):
+            node = before[at * len(before) // count]
+            names = named.setdefault(node.name, [])
+            names.append(f"{node.name}~{len(names)}" if names else node.name)
+            nodes.append(replace(node, name=names[-1], host=names[-1]))
+
+        def each(told: Mapping[str, float]) -> dict[str, float]:
+            return {one: told[name] for name in named if name in told for one in named[name]}
+
+        return Described(
+            inventory=Inventory(nodes=tuple(nodes)),
+            speed=each(self.speed),
+            bytes_per_s=each(self.bytes_per_s),
+            delay_s=each(self.delay_s),
+        )
+
+    def link(self, used: Iterable[str]) -> tuple[float | None, float]:
+        """Between these nodes, the slowest rate, and the seconds there and back of the farthest."""
+        used = set(used)
+        if len(used) == 1:
+            return LOOPBACK_BYTES_PER_S, 0.0
+        rates = [rate for node, rate in self.bytes_per_s.items() if node in used]
+        delays = sorted((s for node, s in self.delay_s.items() if node in used), reverse=True)
+        return min(rates, default=None), 2 * sum(delays[:2])  # out of one node, into another
 
 
 def read_table(text: str, name: str) -> Described:
@@ -224,9 +269,11 @@ def _made(rows: Iterator[tuple[str, dict[str, Any], dict[str, str]]], name: str)
             if numbers["speed"] != 1.0:
                 speed[node] = numbers["speed"] or 1.0
             if (rate := numbers["mbit_s"]) is not None:
-                rates[node] = rate * _BITS
+                rates[node] = rate * _BYTES
             if delay := numbers["delay_ms"]:
                 delays[node] = delay / 1000
+    if not nodes:
+        raise SpecError(name, 0, "describes no nodes", hint="add a line with a node's name")
     try:
         inventory = Inventory(nodes=tuple(nodes))
     except ValueError as error:

@@ -18,6 +18,8 @@ from raycloud.planner.cost import (
     LargestPass,
     Prediction,
     Profile,
+    sent_bytes,
+    transport_seconds,
 )
 from raycloud.planner.inventory import Inventory, place, price_per_hour, require
 from raycloud.planner.roles import Machine, Roles, Work, choose
@@ -100,6 +102,17 @@ class Plan:
     def shares(self) -> tuple[int, ...]:
         """The shares of generation 0, in rank order."""
         return tuple(member.share for member in self.members)
+
+    def measured(self) -> Profile:
+        """What one worker had measured before: of an epoch, the samples of whole steps."""
+        return Profile(
+            samples=max(1, self.steps_per_epoch * self.global_batch),
+            parameters=self.parameters,
+            gradient_bytes=self.gradient_bytes,
+            state_bytes=self.state_bytes,
+            speeds=(self.members[0].speed,),
+            largest=self.largest,
+        )
 
     def to_json(self) -> str:
         """The text of `plan.json`; `from_json` is the inverse."""
@@ -336,13 +349,9 @@ def make(
     speeds = profile.speeds * (len(placed) if len(profile.speeds) == 1 else 1)
     if len(speeds) != len(placed):
         raise ValueError(f"{len(placed)} members need as many speeds, or one: got {len(speeds)}")
-    shares = _shares(job, speeds)
     hosts = {node.name: node.host for node in inventory.nodes}
-    sums = job.served and not job.asynchronous
-    servers = server_nodes(inventory, job.servers.shards) if sums else ()
-    on = [*placed.values()]
-    zones, counts = _zones(inventory, on), _counts(on, servers)
-    costs = Costs(job, profile, tuple(speeds), tuple(shares), tuple(zones), counts)
+    costs = costs_of(job, inventory, profile, speeds, [*placed.values()])
+    shares, servers = costs.shares, _servers(job, inventory)
     return Plan(
         job=job.name,
         members=tuple(
@@ -421,6 +430,37 @@ def speeds_in(job: Job, roles: Roles) -> tuple[Speed, ...]:
     return tuple(found)
 
 
+def costs_of(
+    job: Job,
+    inventory: Inventory,
+    profile: Profile,
+    speeds: Sequence[Speed],
+    on: Sequence[str],
+    *,
+    shares: Sequence[int] | None = None,
+) -> Costs:
+    """What a step costs members with these speeds on these nodes.
+
+    Without `shares` they are those that a run begins with.
+
+    Raises:
+        PlacementError: The members cannot hold a step.
+        ValueError: The job's shares are others than there are members.
+    """
+    zones, counts = tuple(_zones(inventory, on)), _counts(on, _servers(job, inventory))
+    if shares is None:
+        sent = sent_bytes(job.sync_point, profile.gradient_bytes, zones)
+        cores = () if profile.overhead_s is not None else profile.cores
+        shares = _shares(job, transport_seconds(speeds, sent, cores))
+    return Costs(job, profile, tuple(speeds), tuple(shares), zones, counts)
+
+
+def _servers(job: Job, inventory: Inventory) -> tuple[str, ...]:
+    """The nodes of those that sum in lockstep; none where members do."""
+    sums = job.served and not job.asynchronous
+    return server_nodes(inventory, job.servers.shards) if sums else ()
+
+
 def server_nodes(inventory: Inventory, shards: int) -> tuple[str, ...]:
     """The nodes of the servers of so many shards: one after the other."""
     names = [node.name for node in inventory.nodes]
@@ -431,9 +471,9 @@ def _counts(
     workers: Sequence[str], servers: Sequence[str]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """How many workers, and servers, each node has that has either."""
+    on, beside = Counter(workers), Counter(servers)
     nodes = dict.fromkeys((*workers, *servers))
-    on, beside = ([names.count(node) for node in nodes] for names in ([*workers], [*servers]))
-    return tuple(on), tuple(beside)
+    return tuple(on[node] for node in nodes), tuple(beside[node] for node in nodes)
 
 
 def _steps(job: Job, samples: int) -> int:

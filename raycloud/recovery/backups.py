@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
 from raycloud.errors import TransportError
 from raycloud.net.stream import Arrivals, connect
-from raycloud.step.speculation import Backing, Notes
+from raycloud.step.speculation import Backing, Notes, ring
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from raycloud.clock import Clock
     from raycloud.net.lane import Lane
     from raycloud.net.stream import Place, Stream
@@ -22,22 +19,6 @@ if TYPE_CHECKING:
     from raycloud.step.replica import Replica
 
 _LOOK_UP_S = 0.25
-
-
-def ring(nodes: Sequence[str], size: int) -> tuple[int, ...]:
-    """For each rank the one that it backs up: on another node, unless one has more than half.
-
-    A machine that is slow is slow for all that run on it. All know it by arithmetic: in the order
-    of `nodes` (by rank; empty where unknown), as many further as the largest node has members.
-
-    >>> ring((), 3), ring(("a", "a", "b", "b"), 4), ring((), 1)
-    ((1, 2, 0), (2, 3, 0, 1), (0,))
-    """
-    order = sorted(range(size), key=lambda rank: (nodes[rank] if nodes else "", rank))
-    most = max(Counter(nodes).values(), default=1)
-    further = 1 if most == size else most
-    after = {rank: order[(at + further) % size] for at, rank in enumerate(order)}
-    return tuple(after[rank] for rank in range(size))
 
 
 class Backups:

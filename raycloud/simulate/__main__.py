@@ -17,13 +17,8 @@ from pathlib import Path
 from raycloud.clock import SystemClock
 from raycloud.errors import RaycloudError
 from raycloud.simulate.run import simulate
-from raycloud.simulate.scenario import (
-    Scenario,
-    faults_of_trace,
-    large,
-    small,
-    speeds_of_trace,
-)
+from raycloud.simulate.scenario import Scenario, large, small
+from raycloud.simulate.traces import faults_of_trace, speeds_of_trace
 
 _MODULE = "python -m raycloud.simulate"
 

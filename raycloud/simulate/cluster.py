@@ -266,12 +266,15 @@ class VirtualCluster:
         if len(values) != 1 or step <= self._published:
             self._wrong(f"the checkpoint of step {step} has {len(values)} different states")
         self._published = step
+        now_s = self._computing.so_far_s(self._computing.group)
+        useful_s, busy_s = self._computing.saved_s.get(step, now_s)
         kept = self._story.kept = Kept(
             step=step,
             position=self._control.position_at(step),
             ledger=dict(ledger),
             value=min(values),
-            useful_s=self._computing.useful_s,
+            useful_s=useful_s,
+            busy_s=busy_s,
             generation=self._story.generation,
         )
         self._story.values[step] = kept.value
@@ -379,7 +382,7 @@ class Start:
             global_batch=scenario.global_batch,
             micro_batch=scenario.micro_batch,
             drop_last=scenario.drop_last,
-            shares="equal" if scenario.shares == "equal" else "auto",
+            shares=scenario.shares,
             silence_s=scenario.silence_s,
             saves=scenario.every_steps == "auto",
             step=self.computing.origin.step,

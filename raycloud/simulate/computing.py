@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from raycloud.commands import Change, Extend, Halt, Meet, Prepare, Reshare, Save
 from raycloud.events import (
     ChangeApplied,
@@ -151,7 +153,6 @@ class Changes:
 _MANY = 64  # of so many members, each reports in every round
 _WRITE_S = 0.05  # as members tell of their parts
 _FAR = 1 << 62
-_FOLLOW_S = 1.0  # until newcomers have the state, and all steps that they have missed
 
 
 class Computing:
@@ -174,6 +175,7 @@ class Computing:
             later=sizes.later,
         )
         self.last_step = scenario.steps or _FAR
+        self.exchange_s = scenario.exchange_s  # of the present step, that nothing hides
         self.group: Lockstep | None = None  # that computes
         self.called = -1  # the newest generation that the driver has called for
         self.gather: Callable[[], None] = lambda: None  # `Meetings` knows how
@@ -184,6 +186,7 @@ class Computing:
         self.wrong = ""  # what cannot be: the simulation or the run is broken
         self.stop: Callable[[], object] = lambda: None  # `Ending` knows how
         self._counted = ((0, 0), 0)
+        self.saved_s: dict[int, tuple[float, float]] = {}  # by the step of a checkpoint: `so_far_s`
 
     def position(self, step: int) -> Position:
         """Where the sequence stands before `step`."""
@@ -202,12 +205,13 @@ class Computing:
         self.origin = kept or NOTHING
         self.reached = self.origin.step  # one past the newest step that anyone has committed
         self.useful_s = self.origin.useful_s  # in which steps were computed
+        self.busy_s = self.origin.busy_s  # that members computed, together
 
     def go_back(self, kept: Kept | None) -> None:
         """Nobody has the state any more: whoever meets next begins where the checkpoint stands."""
         self.stop()
         for body in self.fleet.seats.values():
-            body.begun, body.kept, body.owes = False, (), 0
+            body.begun, body.kept, body.owes, body.owes_s = False, (), 0, 0.0
         self.begin_from(kept)
 
     def grow(self, group: Lockstep, samples: int) -> None:
@@ -239,9 +243,8 @@ class Computing:
         """It tells of all steps before `step`, where the sequence stands `at`, if it has not."""
         at = self.position(step) if at is None else at
         computed = self.micro_batches(body.told, step)
-        word = committed(body, step, at, computed, self.fleet.micro_batch_s(body))
-        self.words.say(body, word)
-        body.told, body.owes = step, 0
+        self.words.say(body, committed(body, step, at, computed))
+        body.told, body.owes, body.owes_s = step, 0, 0.0
 
     def catch_up(self, body: SimulatedMember, step: int, value: int) -> None:
         """It stands at `step` from now on, and has told of all before."""
@@ -282,7 +285,14 @@ class Computing:
             idle=frozenset(told.following),
             saved_step=self.origin.step,
         )
+        self._time(self.group)
         return self.group
+
+    def so_far_s(self, group: Lockstep | None) -> tuple[float, float]:
+        """In how many seconds steps were computed, and for how many members computed, together."""
+        if group is None:
+            return self.useful_s, self.busy_s
+        return self.useful_s + group.useful_s, self.busy_s + float(group.computed_s.sum())
 
     def resumed(self) -> None:
         """They compute, again."""
@@ -313,18 +323,40 @@ class Computing:
                 self.words.say(body, word)
 
         if group.idle:
-            self.fleet.later(_FOLLOW_S if group.newcomers else 0.0, caught_up)
+            self.fleet.later(self.scenario.follow_s if group.newcomers else 0.0, caught_up)
 
     # ---- steps
 
     def step_s(self, members: Sequence[int], shares: Sequence[int]) -> float:
         """How long a step takes these members with these shares."""
-        fleet = self.fleet
+        fleet, costing = self.fleet, self.scenario.costing
+        bodies = [fleet.seats[number] for number in members]
+        if costing is not None:
+            nodes = [fleet.node_of(body) for body in bodies]
+            speeds = [fleet.speed(body) for body in bodies]
+            step_s, self.exchange_s = costing.step_s(nodes, speeds, shares)
+            return step_s
         longest_s = max(
-            share * fleet.micro_batch_s(fleet.seats[number])
-            for number, share in zip(members, shares, strict=True)
+            fleet.seconds(body, share) for body, share in zip(bodies, shares, strict=True)
         )
-        return longest_s + self.scenario.exchange_s
+        return longest_s + self.exchange_s
+
+    def _time(self, group: Lockstep) -> None:
+        """Its members compute as fast as they do now."""
+        speeds = [self.fleet.speed(self.fleet.seats[number]) for number in group.members]
+        group.fixed_s = np.array([speed.fixed_s for speed in speeds])
+        group.micro_s = np.array([speed.micro_batch_s for speed in speeds])
+
+    def _turn(self, group: Lockstep) -> None:
+        """Each step has the speeds of its row of a trace."""
+        if not (rows := self.scenario.rows):
+            return
+        machines = self.fleet.machines
+        for node, slow in enumerate(rows[group.step % len(rows)]):
+            machines.slow[node] = slow
+        if all(body is not None for body in self.bodies(group)):
+            group.step_s = self.step_s(group.members, group.shares)
+            self._time(group)
 
     def retime(self) -> None:
         """A machine has another speed."""
@@ -337,6 +369,7 @@ class Computing:
         if now_s > group.begun_s:  # what of the step is done stays done
             group.begun_s = now_s - (now_s - group.begun_s) / group.step_s * step_s
         group.step_s = step_s
+        self._time(group)
         self.plan(group)
 
     def plan(self, group: Lockstep) -> None:
@@ -346,8 +379,8 @@ class Computing:
         group.ticket += 1
         ticket = group.ticket
         stops = [self.last_step]
-        if group.step <= group.first_step:
-            stops.append(group.first_step + 1)
+        if group.step <= group.first_step or self.scenario.rows:
+            stops.append(group.step + 1)
         if (every := self.scenario.every) is not None:
             stops.append((group.step // every + 1) * every)
         if self.changes.ahead is not None and self.changes.ahead.due is not None:
@@ -377,6 +410,7 @@ class Computing:
                 self.changes.become(group, change)
             return
         self.changes.agree(group)
+        self._turn(group)
         self.plan(group)
 
     def take_due(self, group: Lockstep, ranks: Sequence[int]) -> tuple[Change | None, bool]:
@@ -407,7 +441,7 @@ class Computing:
 
     def end(self, group: Lockstep) -> None:
         """It is over, in order: all of its members stand where it does."""
-        self.useful_s += group.useful_s
+        self.useful_s, self.busy_s = self.so_far_s(group)
         self.group = None
         for body in self.bodies(group):
             if body is not None and body.number not in group.newcomers:
@@ -416,6 +450,7 @@ class Computing:
     def report(self, group: Lockstep, ranks: Sequence[int]) -> None:
         """These ranks tell of the steps that they have not told of."""
         done, bodies = (group.micro - group.told).tolist(), self.bodies(group)
+        took_s = (group.computed_s - group.told_s).tolist()
         at, telling = self.position(group.step), []
         for rank in ranks:
             body = bodies[rank]
@@ -423,9 +458,11 @@ class Computing:
                 continue
             telling.append(rank)
             body.owes += done[rank]
+            body.owes_s += took_s[rank]
             body.generation = group.generation
             self.tell(body, group.step, at)
         group.told[telling] = group.micro[telling]
+        group.told_s[telling] = group.computed_s[telling]
 
     def round(self, *, everyone: bool) -> None:
         """Members tell of their steps, as they do about once a second."""
@@ -445,6 +482,7 @@ class Computing:
         if group.saved_step == group.step:
             return
         group.saved_step = group.step
+        self.saved_s[group.step] = self.so_far_s(group)
         self.report(group, ranks)
         bodies, delay_s = self.bodies(group), self.scenario.delay_s
         for rank in ranks:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
@@ -136,9 +138,13 @@ class Faults:
             for i in self._world.some(1, len(alive)):
                 ending.fail(alive[i])
         else:
-            for i in self._world.some(fault.many, len(alive)):
-                ending.die(alive[i])
-                fleet.lose(alive[i], "its process died", self._world.between(*_DIES_S))
+            if fault.node >= 0:
+                dying = [body for body in fleet.on_node(fault.node) if body in alive]
+            else:
+                dying = [alive[i] for i in self._world.some(fault.many, len(alive))]
+            for body in dying:
+                ending.die(body)
+                fleet.lose(body, "its process died", self._world.between(*_DIES_S))
 
     def _fill(self, *, full: bool) -> None:
         self.full = full
@@ -162,8 +168,15 @@ class Faults:
         elif fault.kind is Kind.ZONE:
             self.leave(self._machines.in_zone(chance.below(self._scenario.zones)), fault)
         else:
-            self.leave([there[i] for i in chance.some(fault.many, len(there))], fault)
+            self.leave(self._drawn(fault), fault)
         self.look_soon()
+
+    def _drawn(self, fault: Fault) -> list[int]:
+        """The nodes that it concerns, of those that are there."""
+        there = self._machines.there
+        if fault.node >= 0:
+            return [fault.node] if fault.node in there else []
+        return [there[i] for i in self._world.some(fault.many, len(there))]
 
     def leave(self, nodes: list[int], fault: Fault) -> None:
         """These nodes vanish, and come back after a while."""
@@ -205,21 +218,28 @@ class Faults:
             self._tell(CapacityChanged(workers=start.room))
 
     def _of_nodes(self, fault: Fault) -> None:
-        there = self._machines.there
-        nodes = [there[i] for i in self._world.some(fault.many, len(there))]
+        nodes = self._drawn(fault)
         if fault.kind is Kind.SLOW:
-            factor = self._world.between(1.5, 6.0)
+            factor = fault.factor or self._world.between(1.5, 6.0)
             self._turn(nodes, factor)
             self.mend_after(fault.lasts_s, lambda: self._turn(nodes, 1 / factor))
         elif fault.kind is Kind.FREEZE:
             for node in nodes:
                 self._hold(node, fault.lasts_s, driver_only=False)
         else:
+            if fault.node >= 0:
+                self._cut_all(nodes, fault.lasts_s)
+                return
             begins_s = sorted(self._world.between(0.0, fault.lasts_s / 2) for _ in nodes)
             for node, begin_s in zip(nodes, begins_s, strict=True):
                 last_s = fault.lasts_s * self._world.between(0.5, 1.0) - begin_s
                 only = self._world.likely(_DRIVER_ONLY)
                 self._world.after(begin_s, partial(self._cut, node, last_s, driver_only=only))
+
+    def _cut_all(self, nodes: list[int], lasts_s: float) -> None:
+        """From everybody, at once, for exactly so long."""
+        for node in nodes:
+            self._cut(node, lasts_s, driver_only=False)
 
     def _cut(self, node: int, lasts_s: float, *, driver_only: bool) -> None:
         if not self.calm:
@@ -262,7 +282,7 @@ class Faults:
 
     def _turn(self, nodes: list[int], factor: float) -> None:
         for node in nodes:
-            self._machines.speeds[node] *= factor
+            self._machines.slow[node] *= factor
         if self.start is not None:
             self.start.computing.retime()
 
@@ -285,6 +305,10 @@ class Notices:
     def give(self, fault: Fault) -> None:
         """Of so many nodes, or processes."""
         world, machines = self._world, self._machines
+        if fault.node >= 0:
+            notice = Notice(gone_s=world.now_s + fault.lasts_s, drained=True)
+            self._of_nodes(fault, notice, [fault.node])
+            return
         gone_s = world.now_s + world.between(*_AHEAD_S[world.below(len(_AHEAD_S))])
         told = world.likely(_TOLD)
         if world.likely(_PROCESS):
@@ -293,6 +317,10 @@ class Notices:
         notice = Notice(gone_s=gone_s, told=told, drained=world.likely(_DRAINED))
         there = [node for node in machines.there if node not in machines.notices]
         nodes = [there[i] for i in world.some(fault.many, len(there))]
+        self._of_nodes(fault, notice, nodes)
+
+    def _of_nodes(self, fault: Fault, notice: Notice, nodes: list[int]) -> None:
+        world, machines, gone_s = self._world, self._machines, notice.gone_s
         start = self._befalling.start
         bodies = [b for n in nodes for b in start.fleet.on_node(n)] if start is not None else []
         machines.notices.update(dict.fromkeys(nodes, notice))
@@ -304,7 +332,8 @@ class Notices:
         def go() -> None:
             look()
             leaving = [node for node in nodes if machines.notices.get(node) is notice]
-            self._befalling.leave(leaving, fault)
+            back_s = math.inf if fault.node >= 0 else fault.lasts_s
+            self._befalling.leave(leaving, replace(fault, lasts_s=back_s))
 
         self._befalling.look_soon()
         self._befalling.mend_after(gone_s - world.now_s, go)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from raycloud.control.heartbeats import Heard
@@ -26,6 +26,7 @@ from raycloud.run.driver import ENDED
 
 if TYPE_CHECKING:
     from raycloud.order import Position
+    from raycloud.planner.speed import Speed
     from raycloud.simulate.machines import Machines, Notice
     from raycloud.simulate.scenario import Scenario
     from raycloud.simulate.world import World
@@ -55,7 +56,8 @@ class SimulatedMember:
     value: int = 0  # its parameters before that step
     told: int = 0  # one past the last step that it has told of
     generation: int = 0  # as which it computed last
-    owes: int = 0  # micro-batches computed, and not told of
+    owes: int = 0  # micro-batches computed, and not told of,
+    owes_s: float = 0.0  # and how long they took
     kept: tuple[int, ...] | range = ()  # micro-batches of its step
     outbox_s: float = 0.0  # its last word arrives then
     heard_until_s: float = float("inf")  # dead, and later words of it are lost
@@ -148,14 +150,12 @@ class Messages:
         self._new.clear()
 
 
-def committed(
-    body: SimulatedMember, last_step: int, at: Position, computed: int, micro_batch_s: float
-) -> StepsCommitted:
+def committed(body: SimulatedMember, last_step: int, at: Position, computed: int) -> StepsCommitted:
     """A member's word that it committed all steps from what it told last to before `last_step`.
 
     The sequence stands `at` then, and all members together computed so many micro-batches.
     """
-    compute_s = body.owes * micro_batch_s
+    compute_s = body.owes_s
     word: StepsCommitted = _Draft(
         member=body.number,
         generation=body.generation,
@@ -196,7 +196,7 @@ class Fleet:
     def __init__(
         self, scenario: Scenario, world: World, machines: Machines, words: Messages, samples: int
     ) -> None:
-        self._scenario, self._world, self._machines = scenario, world, machines
+        self._scenario, self._world, self.machines = scenario, world, machines
         self._words = words
         self.seats: dict[int, SimulatedMember] = {}  # dead ones too until the driver knows
         self.away: dict[int, SimulatedMember] = {}
@@ -222,7 +222,7 @@ class Fleet:
     def place(self) -> None:
         """Start whoever has found a place meanwhile."""
         for number, body in list(self.waiting.items()):
-            place = self._machines.seat()
+            place = self.machines.seat()
             if place is None:
                 return
             del self.waiting[number]
@@ -246,22 +246,23 @@ class Fleet:
             return
         self.building -= 1
         body.built = True
+        node = self.machines.node_of(body.place or 0)
         # A probe of a few micro-batches is noisy.
-        probed_s = self.micro_batch_s(body) * self._world.between(0.8, 1.3)
-        node = self._machines.node_of(body.place or 0)
+        noise = self.machines.slow[node] * self._world.between(0.8, 1.3)
+        speed = self.machines.speeds[node]
         ready = MemberReady(
             member=body.number,
             samples=self.samples,
             parameters=1,
             state_bytes=8,
             gradient_bytes=8,
-            fixed_s=0.0,
-            micro_batch_s=probed_s,
+            fixed_s=noise * speed.fixed_s,
+            micro_batch_s=noise * speed.micro_batch_s,
             node=f"node-{node}",
         )
         self._words.say(body, ready)
-        if node in self._machines.notices:
-            self.warn(body, self._machines.notices[node], f"node-{node}")
+        if node in self.machines.notices:
+            self.warn(body, self.machines.notices[node], f"node-{node}")
 
     def warn(self, body: SimulatedMember, notice: Notice, node: str = "") -> None:
         """It hears that it is going to be gone, or its node is; or the driver does."""
@@ -280,23 +281,33 @@ class Fleet:
     @property
     def room(self) -> int:
         """How many members the machines hold that can be reached."""
-        return self._machines.within_reach
+        return self.machines.within_reach
 
     def _miss(self, body: SimulatedMember) -> None:
         if body.alive:
             self.die(body)
             self.lose(body, "no memory", 0.5)
 
-    def micro_batch_s(self, body: SimulatedMember) -> float:
-        """How long a micro-batch takes it now."""
-        return self._machines.speeds[self._machines.node_of(body.place or 0)]
+    def node_of(self, body: SimulatedMember) -> int:
+        """Its machine."""
+        return self.machines.node_of(body.place or 0)
+
+    def seconds(self, body: SimulatedMember, micro_batches: int) -> float:
+        """How long so many micro-batches of a step take it now."""
+        return self.machines.seconds(self.node_of(body), micro_batches)
+
+    def speed(self, body: SimulatedMember) -> Speed:
+        """The same for any number of them."""
+        node = self.node_of(body)
+        one, slow = self.machines.speeds[node], self.machines.slow[node]
+        return replace(one, fixed_s=slow * one.fixed_s, micro_batch_s=slow * one.micro_batch_s)
 
     def on_node(self, node: int) -> list[SimulatedMember]:
         """Living members that are on a node."""
         return [
             body
             for body in (*self.seats.values(), *self.away.values())
-            if body.alive and body.place is not None and self._machines.node_of(body.place) == node
+            if body.alive and body.place is not None and self.machines.node_of(body.place) == node
         ]
 
     @property
@@ -314,7 +325,7 @@ class Fleet:
         body.alive = False
         body.heard_until_s = self._world.now_s + self._world.between(0.0, self._scenario.delay_s)
         if body.place is not None:
-            self._machines.leave(body.place)
+            self.machines.leave(body.place)
         self.later(_LOOK_S, self.place)
 
     def lose(self, body: SimulatedMember, reason: str, after_s: float) -> None:
@@ -359,6 +370,7 @@ class Fleet:
             return
         body.number, body.joins, body.away, body.begun = member, True, False, False
         body.step = body.value = body.told = body.owes = 0
+        body.owes_s = 0.0
         body.kept, body.withheld, body.built = (), [], False
         self.seats[member] = body
         self.building += 1
@@ -412,4 +424,4 @@ class Fleet:
     def _acknowledged(self, number: int) -> bool:
         """Its process may be frozen; where it is dead, and its machine not, nobody is asked."""
         place = self.seats[number].place
-        return place is None or self._machines.acknowledges(place)
+        return place is None or self.machines.acknowledges(place)

@@ -143,7 +143,7 @@ class Ending:
             return []
         group.advance(world.now_s)
         computing.reached = max(computing.reached, group.step)
-        computing.useful_s += group.useful_s
+        computing.useful_s, computing.busy_s = computing.so_far_s(group)
         computing.group = None
         at_s = world.now_s if group.stalled_s is None else group.stalled_s
         if computing.stopped_s is None:
@@ -151,6 +151,7 @@ class Ending:
         over = self._over(group, at_s)
         twin = group.once_more() if over else group
         done, bodies = (group.micro - group.told).tolist(), computing.bodies(group)
+        took_s = (group.computed_s - group.told_s).tolist()
         owned = group.owned() if group.step < computing.last_step else [()] * len(bodies)
         for rank, body in enumerate(bodies):
             if body is None or body.number in group.newcomers:
@@ -162,6 +163,7 @@ class Ending:
                 body.step, body.value = group.step, group.value
                 body.kept = self._kept(group, rank, owned[rank], at_s)
                 body.owes += done[rank]
+                body.owes_s += took_s[rank]
         waiting = self._pass_on(twin, sorted(over)) if over else True
         for rank, body in enumerate(bodies):
             if body is not None and rank not in over and world.likely(0.5):
@@ -178,8 +180,7 @@ class Ending:
 
     def _over(self, group: Lockstep, at_s: float) -> frozenset[int]:
         """Ranks that have committed the present step all the same: all of it had reached them."""
-        exchange_s = self._computing.scenario.exchange_s
-        late = at_s - group.begun_s >= group.step_s - exchange_s
+        late = at_s - group.begun_s >= group.step_s - self._computing.exchange_s
         if not late or group.step >= self._computing.last_step or not self._world.likely(0.7):
             return frozenset()
         number = len(group.members)
@@ -200,7 +201,7 @@ class Ending:
         """Those that have committed the step do what is due then; False: and have ended."""
         computing = self._computing
         computing.reached = max(computing.reached, twin.step)
-        twin.told = twin.told.copy()
+        twin.told, twin.told_s = twin.told.copy(), twin.told_s.copy()
         computing.between(twin, ranks)
         computing.report(twin, ranks)
         return not computing.take_due(twin, ranks)[1]

@@ -20,6 +20,7 @@ class Kept:
     value: int
     useful_s: float
     generation: int
+    busy_s: float = 0.0
 
 
 NOTHING = Kept(step=0, position=Position(), ledger={}, value=0, useful_s=0.0, generation=-1)
@@ -40,6 +41,7 @@ class History:
     returned: int = 0  # processes that came back after they were given up
     mistaken: int = 0  # members that were given up, and were well
     wrong: list[str] = field(default_factory=list)  # broken promises
+    marks: list[float] = field(default_factory=list)
     took_s: array[float] = field(default_factory=lambda: array("d"))  # of each decision
     worst: str = ""  # the longest decision's kind
     worst_s: float = 0.0
@@ -66,6 +68,9 @@ class Outcome:
     mistaken: int  # members that were given up, and were well
     pauses_s: tuple[float, ...]  # in which nobody computed
     goodput: float  # the part of the time in which steps were computed that count
+    busy_s: float  # that members computed such steps, together
+    node_s: tuple[float, ...] = field(repr=False)  # that each node was there
+    marks: tuple[float, ...]  # steps at the moments that were asked for, the present one's part too
     digest: str  # of the log; the same scenario has the same
     lines: int  # of the log
     tail: tuple[str, ...] = field(repr=False)
@@ -76,8 +81,9 @@ class Outcome:
     usual_s: float = field(compare=False)  # 999 of 1000 decisions took no longer
 
     def numbers(self) -> dict[str, Any]:
-        """As plain values, without the log's lines."""
-        return {name: value for name, value in asdict(self).items() if name != "tail"}
+        """As plain values, without the log's lines and what is of each node."""
+        left_out = {"tail", "node_s"}
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     def told(self) -> Iterator[str]:
         """As people read it, line by line."""

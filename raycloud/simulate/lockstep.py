@@ -140,6 +140,7 @@ _ROUNDING = 1e-6  # of a step
 _FAR = 1 << 62
 
 Counts = npt.NDArray[np.int64]
+Seconds = npt.NDArray[np.float64]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -173,11 +174,18 @@ class Lockstep:
     useful_s: float = 0.0  # in which steps were computed
     micro: Counts = field(init=False)
     told: Counts = field(init=False)
+    # By rank, of a step as things are: seconds that do not depend on the share, and of each.
+    fixed_s: Seconds = field(init=False)
+    micro_s: Seconds = field(init=False)
+    computed_s: Seconds = field(init=False)  # by rank, as `micro`
+    told_s: Seconds = field(init=False)
 
     def __post_init__(self) -> None:
         """Nothing is computed yet."""
         self.micro = np.zeros(len(self.members), np.int64)
         self.told = self.micro.copy()
+        self.fixed_s, self.micro_s = (np.zeros(len(self.members)) for _ in range(2))
+        self.computed_s, self.told_s = self.fixed_s.copy(), self.fixed_s.copy()
         self._dealt: dict[int, tuple[Counts, Counts]] = {}
 
     @property
@@ -207,13 +215,14 @@ class Lockstep:
             counts, bounds = self.dealt(piece.samples)
             self.value = (self.value + total(parts(piece, bounds))) & MASK
             self.micro += counts * piece.steps
+            self.computed_s += piece.steps * self._takes_s(counts)
             self.step += piece.steps
             self.at = self.cut.position_after(0, piece.end)
 
     def once_more(self) -> Lockstep:
         """The same, once the present step is committed; this one stays where it is."""
         twin = copy.copy(self)
-        twin.micro = self.micro.copy()
+        twin.micro, twin.computed_s = self.micro.copy(), self.computed_s.copy()
         twin.commit(1)
         return twin
 
@@ -247,12 +256,18 @@ class Lockstep:
             known = self._dealt[samples] = counts, np.minimum(bounds, samples)
         return known
 
+    def _takes_s(self, counts: Counts) -> Seconds:
+        """By rank, how long so many micro-batches of a step take now."""
+        return np.where(counts > 0, self.fixed_s + counts * self.micro_s, 0.0)
+
     def _commit_adopted(self, adopted: Sequence[Sequence[int]]) -> None:
         piece = self.present()
         worth = each(piece, self.cut.micro_batch)
         for taken in adopted:
             self.value = (self.value + total(worth[list(taken)])) & MASK
-        self.micro += np.array(self.fresh, np.int64)
+        fresh = np.array(self.fresh, np.int64)
+        self.micro += fresh
+        self.computed_s += self._takes_s(fresh)
         self.step += 1
         self.at = self.cut.position_after(0, piece.end)
         self.adopted = None

@@ -35,18 +35,35 @@ class _Run:
         self.scenario, self.clock = scenario, clock
         self.world = World(scenario.seed)
         self.machines = Machines(scenario)
+        self.machines.now_s = lambda: self.world.now_s
         self.story = History(scenario.samples)
         self.befalling = Faults(scenario, self.world, self.machines, self.story)
+        for at_s in scenario.marks_s:
+            self.world.at(at_s, self._mark)
         self.starts = 0
         self.pauses_s: list[float] = []
         self.until_s = scenario.lasts_s + _PATIENCE_S + self._work_s()
         self.stopped_s: float | None = None  # the start before ended then
 
+    def _mark(self) -> None:
+        """Note how many steps there are."""
+        start = self.befalling.start
+        if start is None:
+            steps = float((self.story.kept or NOTHING).step)
+        elif (group := start.computing.group) is None:
+            steps = float(start.computing.reached)
+        else:
+            group.advance(self.world.now_s)
+            part = (self.world.now_s - group.begun_s) / group.step_s
+            steps = group.step + min(max(part, 0.0), 1.0)
+        self.story.marks.append(steps)
+
     def _work_s(self) -> float:
         """How long all steps take the fewest members."""
         scenario = self.scenario
         share = -(-scenario.micro_batches // scenario.least)
-        step_s = share * max(scenario.speeds) * _SLOWEST + scenario.exchange_s
+        seconds = (speed.seconds(share) for speed in self.machines.speeds)
+        step_s = max(seconds) * _SLOWEST + scenario.exchange_s
         return step_s * (scenario.steps or 10)
 
     def go(self) -> Outcome:
@@ -169,6 +186,9 @@ class _Run:
             starts=self.starts,
             pauses_s=tuple(self.pauses_s),
             goodput=kept.useful_s / max(world.now_s, 1e-9),
+            busy_s=kept.busy_s,
+            marks=tuple(story.marks),
+            node_s=tuple(self.machines.held_s()),
             digest=world.log.digest(),
             lines=world.log.lines,
             tail=tuple(world.log.tail),

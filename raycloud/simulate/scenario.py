@@ -1,28 +1,20 @@
-"""Scenarios: a job, its machines, delays and faults; written, drawn by chance, or from traces.
-
-Spot traces are those of skypilot-org/spot-traces (NSDI'24), a JSON file
-`{"metadata": {"gap_seconds": 300}, "data": [16, 16, 11, ...]}` with the number of machines held,
-one value every gap. Batch times are those of alibaba/clusterdata (cluster-trace-gpu-v2020), a CSV
-file with the columns `worker`, `time` and `batch_time_norm` (0 to 1000).
-"""
+"""Scenarios: a job, its machines, delays and faults; written, or drawn by chance."""
 
 from __future__ import annotations
 
-import csv
-import json
 import math
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
-from statistics import median
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
-from raycloud.errors import DataError, SpecError
+from raycloud.errors import SpecError
 from raycloud.order import stream_seed
+
+if TYPE_CHECKING:
+    from raycloud.simulate.costing import Costing
 
 
 class Kind(StrEnum):
@@ -51,12 +43,16 @@ class Fault:
     """One thing that befalls the run `at_s`, in virtual seconds.
 
     It concerns so `many` members or nodes (a range: the most members); a jump is `lasts_s` far.
+    Where a `node` is named it concerns that one alone, by its number: one that is slow takes
+    `factor` times as long, and one that gives notice is gone after `lasts_s`. -1, and 0: by chance.
     """
 
     at_s: float
     kind: Kind
     many: int = 1
     lasts_s: float = 0.0
+    node: int = -1
+    factor: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +63,7 @@ class Scenario:
         seed: Of everything that is left to chance.
         members: Most members the job may use, and `least` fewest.
         samples: Samples per epoch, before any are added.
-        shares: `auto` or `equal`; see `ControlSettings`, as for `silence_s`.
+        shares: `auto`, `equal` or a list; see `ControlSettings`, as for `silence_s`.
         steps: Steps to compute; None: until `lasts_s`, when a stop is asked for. Faults end then.
         every_steps: Steps between two checkpoints; `auto`: as often as control finds them worth it;
             None: one at the end.
@@ -82,6 +78,11 @@ class Scenario:
             in a real run of so many.
         awake_s: So long after something has happened all is simulated word by word; then reports
             are thinned out to one round before the next happening. Infinite: always.
+        costing: What workers and steps take, in place of `speeds` and `exchange_s`; it has the
+            places of each node, too, in place of `per_node`.
+        rows: By step, over and over: times how long each node computes; none: once.
+        marks_s: Moments at which is noted how many steps there are, for `Outcome.marks`.
+        follow_s: Until newcomers have the state, and all steps that they have missed.
     """
 
     seed: int
@@ -91,7 +92,7 @@ class Scenario:
     global_batch: int = 64
     micro_batch: int = 1
     drop_last: bool = False
-    shares: str = "auto"
+    shares: Literal["auto", "equal"] | tuple[int, ...] = "auto"
     steps: int | None = None
     lasts_s: float = 3600.0
     every_steps: int | Literal["auto"] | None = None
@@ -109,6 +110,10 @@ class Scenario:
     report_s: float | None = None
     awake_s: float = math.inf
     silence_s: float = 600.0
+    costing: Costing | None = None
+    rows: tuple[tuple[float, ...], ...] = ()
+    marks_s: tuple[float, ...] = ()
+    follow_s: float = 1.0
 
     def __post_init__(self) -> None:
         """Refuse what could not be simulated.
@@ -117,7 +122,7 @@ class Scenario:
             SpecError: A field is out of its range.
         """
         ones = ("members", "samples", "global_batch", "micro_batch", "per_node", "zones")
-        some = ("exchange_s", "delay_s", "build_s", "lasts_s", "there", "nodes")
+        some = ("exchange_s", "delay_s", "build_s", "lasts_s", "there", "nodes", "follow_s")
         lows = dict.fromkeys(ones, 1) | dict.fromkeys(some, 0)
         part = "a part is from 0 to below 1"
         small = f"a step of {self.global_batch} samples, as with drop_last, needs so many"
@@ -128,7 +133,7 @@ class Scenario:
             ("samples", not self.drop_last or self.samples >= self.global_batch, small),
             ("every_steps", self.every is None or self.every >= 1, "at least 1 is needed"),
             ("speeds", min(self.speeds, default=0.0) > 0, "a micro-batch takes seconds > 0"),
-            ("nodes", not self.nodes or self.nodes * self.per_node >= self.least, "too few places"),
+            ("nodes", sum(self.places) >= self.least, "too few places"),
             ("stillborn", 0 <= self.stillborn < 1, part),
             ("spread", 0 <= self.spread < 1, part),
             ("report_s", self.report_s is None or self.report_s > 0, "more than 0 is needed"),
@@ -144,7 +149,14 @@ class Scenario:
     @property
     def machines(self) -> int:
         """How many nodes there are when all are there."""
-        return self.nodes or -(-self.members // self.per_node)
+        return len(self.places)
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """How many members each node holds."""
+        if self.costing is not None:
+            return self.costing.places
+        return (self.per_node,) * (self.nodes or -(-self.members // self.per_node))
 
     @property
     def micro_batches(self) -> int:
@@ -315,55 +327,3 @@ def _close_by(chance: _Chance, faults: tuple[Fault, ...], members: int) -> list[
             lasts_s = chance.between(0.1, 20.0)
             more.append(Fault(at_s=at_s, kind=kind, lasts_s=lasts_s, many=1 + members // 4))
     return more
-
-
-_USUAL = 100.0  # a batch time of this is a second per micro-batch
-
-
-def faults_of_trace(path: Path, *, nodes: int, until_s: float) -> tuple[Fault, ...]:
-    """So many nodes are there as a spot trace has machines; where it has most, `nodes` are.
-
-    Raises:
-        DataError: The file is no such trace.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        gap_s = float(content["metadata"]["gap_seconds"])
-        values = [int(value) for value in content["data"]]
-        most = max(values)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _no_trace(path, "gap_seconds and data", error) from error
-    if most < 1 or gap_s <= 0:
-        raise DataError(f"{path}: no machine was ever there", hint="another trace")
-    found, before = [], most
-    for number, value in enumerate(values):
-        at_s = number * gap_s
-        if value != before and at_s < until_s:
-            found.append(Fault(at_s=at_s, kind=Kind.HOLD, many=nodes * value // most))
-        before = value
-    return tuple(found)
-
-
-def speeds_of_trace(path: Path) -> tuple[float, ...]:
-    """Seconds per micro-batch of each worker of a trace: the median of its batch times.
-
-    Raises:
-        DataError: The file is no such trace.
-    """
-    times: dict[int, list[float]] = defaultdict(list)
-    try:
-        with path.open(encoding="utf-8", newline="") as lines:
-            for line in csv.DictReader(lines):
-                times[int(line["worker"])].append(float(line["batch_time_norm"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _no_trace(path, "worker and batch_time_norm", error) from error
-    found = tuple(median(times[worker]) / _USUAL for worker in sorted(times))
-    if not found or min(found) <= 0:
-        raise DataError(f"{path}: a worker needs batch times > 0", hint="another trace")
-    return found
-
-
-def _no_trace(path: Path, what: str, error: Exception) -> DataError:
-    return DataError(
-        f"{path} is no trace with {what}: {error!r}", hint="see docs/simulation.md for its format"
-    )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -161,6 +162,22 @@ class Tail:
         with self._changed:
             self._open.clear()
             return frozenset(self._elsewhere)
+
+
+def ring(nodes: Sequence[str], size: int) -> tuple[int, ...]:
+    """For each rank the one that it backs up: on another node, unless one has more than half.
+
+    A machine that is slow is slow for all that run on it. All know it by arithmetic: in the order
+    of `nodes` (by rank; empty where unknown), as many further as the largest node has members.
+
+    >>> ring((), 3), ring(("a", "a", "b", "b"), 4), ring((), 1)
+    ((1, 2, 0), (2, 3, 0, 1), (0,))
+    """
+    order = sorted(range(size), key=lambda rank: (nodes[rank] if nodes else "", rank))
+    most = max(Counter(nodes).values(), default=1)
+    further = 1 if most == size else most
+    after = {rank: order[(at + further) % size] for at, rank in enumerate(order)}
+    return tuple(after[rank] for rank in range(size))
 
 
 class Primary:

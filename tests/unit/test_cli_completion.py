@@ -58,7 +58,13 @@ def offered(*words: str) -> list[str]:
 
 def test_job_files(project: Path) -> None:
     assert offered("train", "g") == ["gpt.yaml", "grow.yml"]
-    for command in (["train"], ["plan"], ["config", "show"], ["train", "--resume=allow"]):
+    for command in (
+        ["train"],
+        ["plan"],
+        ["simulate"],
+        ["config", "show"],
+        ["train", "--resume=allow"],
+    ):
         assert offered(*command, "jobs/o") == ["jobs/one.yaml"]
         assert offered(*command, "c") == []
     assert offered("train", "j") == ["jobs/"]

@@ -17,6 +17,7 @@ GRADIENT = 7_600_000
 SPEED = Speed(fixed_s=0.1, micro_batch_s=0.05)
 FOUR = (SPEED,) * 4
 SHARES, ZONES = (2, 2, 2, 2), (1, 1, 1, 1)
+PART = 2**20 / GRADIENT  # of a bucket
 
 
 def job(**fields: Any) -> Job:
@@ -75,7 +76,7 @@ def test_rounds_divide_what_an_exchange_costs_and_hide_nothing_of_it() -> None:
     assert found.exchange_s == pytest.approx(codes / 2.5e6 / 16)
     assert found.step_s == pytest.approx(found.compute_s + codes / 2.5e6 / 16, abs=0.001)
     assert each.exchange_s == pytest.approx(codes / 2.5e6)
-    hidden = 2 / 3 * SPEED.seconds(2)
+    hidden = (1 - PART) * 2 / 3 * SPEED.seconds(2)
     assert each.exposed_s == pytest.approx(codes / 2.5e6 - hidden, abs=0.01)
 
 

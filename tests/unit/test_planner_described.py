@@ -9,7 +9,7 @@ import yaml
 
 from raycloud.errors import SpecError
 from raycloud.planner.cost import Profile
-from raycloud.planner.described import of_launcher, read_table
+from raycloud.planner.described import PAYLOAD, of_launcher, read_table
 from raycloud.planner.inventory import PRICE_LABEL, ZONE_LABEL, capacity, price_per_hour
 from raycloud.planner.plan import make
 from raycloud.planner.speed import Speed
@@ -37,7 +37,8 @@ def test_a_plan_for_a_table_has_shares_exchange_time_and_money() -> None:
     placed = ("fast", "slow-0", "slow-1")
     profile = found.profile(ONE, placed)
     assert [speed.seconds(1) for speed in profile.speeds] == pytest.approx([0.2, 0.8, 0.8])
-    assert profile.link_bytes_per_s == 20e6 / 8
+    assert profile.link_bytes_per_s == pytest.approx(20e6 / 8 * PAYLOAD)
+    assert profile.cores == (8.0, 8.0, 8.0)
     assert profile.round_trip_s == pytest.approx(0.16)
     job = Job(task="tasks.toy:Toy", epochs=2, global_batch=64, elastic={"max_workers": 3})
     plan = make(job, found.inventory, profile, placed=dict(enumerate(placed)), compare=True)

@@ -332,9 +332,9 @@ def test_the_exchange_hides_behind_the_last_backward() -> None:
 
     thin = 2.0**24  # the exchange takes 1 s; 2/3 of the fused share's 1.25 s is hidden
     asked = job()
-    assert step_s(thin) == pytest.approx(1.25 + 1.0 - 1.25 * 2 / 3)
+    assert step_s(thin) == pytest.approx(1.25 + 1.0 - 1.25 * 7 / 8 * 2 / 3)
     asked = job(fuse=1)  # the last micro-batch, with its fixed part
-    assert step_s(thin) == pytest.approx(1.25 + 1.0 - 0.5 * 2 / 3)
+    assert step_s(thin) == pytest.approx(1.25 + 1.0 - 0.5 * 7 / 8 * 2 / 3)
     thick = 2.0**30  # all but the last of eight buckets is hidden
     assert step_s(thick) == pytest.approx(1.25 + 2**-6 / 8)
 

@@ -12,7 +12,7 @@ import pytest
 from raycloud import commands as c
 from raycloud.control.checkpoints import Checkpoints
 from raycloud.control.data import Progress
-from raycloud.errors import DataError, SpecError
+from raycloud.errors import SpecError
 from raycloud.events import StepsCommitted
 from raycloud.order import Position
 from raycloud.simulate import (
@@ -29,7 +29,7 @@ from raycloud.simulate.cluster import VirtualCluster
 from raycloud.simulate.computing import Changes
 from raycloud.simulate.fleet import Messages, SimulatedMember, committed
 from raycloud.simulate.generations import Meetings
-from raycloud.simulate.scenario import faults_of_trace, speeds_of_trace
+from raycloud.simulate.traces import faults_of_trace, speeds_of_trace
 from tests.tiers import drawn, variants
 
 ROOT = Path(__file__).parents[2]
@@ -212,7 +212,7 @@ def test_words_that_come_twice_are_seen(monkeypatch):
 
 def test_a_word_of_steps_is_as_one_that_is_made_openly():
     at = Position(epoch=1, offset=8)
-    word = committed(SimulatedMember(number=3, told=2, owes=4), 5, at, 12, 0.25)
+    word = committed(SimulatedMember(number=3, told=2, owes=4, owes_s=1.0), 5, at, 12)
     assert type(word) is StepsCommitted
     assert word == replace(word)
     assert (word.member, word.last_step, word.compute_s, word.skips) == (3, 5, 1.0, ())
@@ -295,7 +295,7 @@ def test_workers_have_the_speeds_of_a_trace(tmp_path):
     path.write_text("worker,time,batch_time_norm\n0,1,50\n1,1,300\n0,2,70\n1,2,100\n0,3,60\n")
     assert speeds_of_trace(path) == (0.6, 2.0)
     path.write_text("worker,time,batch_time_norm\n")
-    with pytest.raises(DataError, match="batch times"):
+    with pytest.raises(SpecError, match="batch times"):
         speeds_of_trace(path)
 
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from raycloud.clock import SystemClock, VirtualClock
 from raycloud.errors import TransportError
 from raycloud.net.stream import Stream
-from raycloud.recovery.backups import ring
-from raycloud.step.speculation import Kind, Note, Notes, Primary, Tail
+from raycloud.step.speculation import Kind, Note, Notes, Primary, Tail, ring
 from tests.lockstep import never
 
 
