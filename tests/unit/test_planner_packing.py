@@ -115,6 +115,8 @@ def test_the_same_mix_in_other_words_is_the_same() -> None:
     assert lost == [pytest.approx(4 / 3)] * 2
 
 
+@pytest.mark.full(only="packing of real pods")
+@pytest.mark.timeout(180)
 def test_real_pods_find_at_least_the_room_that_other_rules_leave_them() -> None:
     path = TRACES / "openb_node_list_all_node.csv"
     if not path.exists():
