@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--most-s", type=float, default=270.0, help="then no run is begun")
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--depth", type=int, default=4)
-    parser.add_argument("--enlarged", type=int, default=4)
+    parser.add_argument("--enlarged", type=int, default=2)
     told = parser.parse_args(arguments)
     found = _measure(told)
     best = min(found["together"], key=lambda name: found["together"][name]["step_s"])
