@@ -64,7 +64,7 @@ def started(folder: Path, at: Path) -> Iterator[Head]:
         folder: Its `RAY_TMPDIR`: short, for Unix sockets lie below it.
         at: For its home directory and what it prints.
     """
-    home, ports = at / "home", _free_ports(2)
+    home, ports = at / "home", free_ports(2)
     home.mkdir()
     words = (
         RAY, "start", "--head", "--block", "--num-cpus=4", "--port=0",
@@ -96,7 +96,7 @@ def started(folder: Path, at: Path) -> Iterator[Head]:
     assert ended(processes_below(folder), END_S) == {}
 
 
-def _free_ports(number: int) -> list[int]:
+def free_ports(number: int) -> list[int]:
     """Ports that nobody has now, below those that Ray gives to its own processes."""
     with ExitStack() as stack:
         sockets = [

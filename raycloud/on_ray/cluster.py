@@ -36,7 +36,7 @@ from raycloud.events import (
 )
 from raycloud.net.rendezvous_store import Rendezvous
 from raycloud.on_ray.attach import draining, free, inventory, node_id_here
-from raycloud.on_ray.fleet import Fleet
+from raycloud.on_ray.fleet import ASKED_PLACE_S, PLACE_S, Fleet
 from raycloud.on_ray.ingest import PipelineConfig, living_pipeline
 from raycloud.on_ray.session import RunHandle
 from raycloud.order.layout import lanes_of
@@ -95,7 +95,8 @@ class RayCluster:
         self._inputs = RunInputs(session, pool)
         self._servers: Servers | None = None
         self._rendezvous = Rendezvous(ray.util.get_node_ip_address())
-        self._fleet = Fleet(session.job.resources.worker, session.clock, pool)
+        place_s = ASKED_PLACE_S if session.autoscales else PLACE_S
+        self._fleet = Fleet(session.job.resources.worker, session.clock, pool, place_s=place_s)
         self.release, self.leave_out = self._fleet.release, self._fleet.leave_out
         self.readmit, self.holds = self._fleet.readmit, self._fleet.holds
         self._closed, self._most = False, session.job.most_workers
@@ -318,6 +319,7 @@ class ClusterWatch:
 
     def __init__(self, inventory: Inventory, session: Session) -> None:
         self.inventory = inventory
+        self._asks_for = session.job.most_workers if session.autoscales else 0
         self._resources = session.job.resources.worker
         self._directory, self._clock = session.directory, session.clock
         self._stop = session.stop
@@ -351,8 +353,14 @@ class ClusterWatch:
             found += [*self._requests(), *self._drained(placed())]
         if now_s - self._looked_s >= LOOK_S:
             self._looked_s = now_s
-            seen, before = self._room(placed(), fleet.places), self._seen
+            room, before = self._room(placed(), fleet.places), self._seen
+            # Members wait for their place then, and one that is waited for is what Ray's autoscaler
+            # goes by.
+            seen = max(room, self._asks_for)
             if seen == before != self.room:  # twice: what is given to another is nobody's meanwhile
+                if room < seen:
+                    what = f"Ray's autoscaler is asked for room for {seen} workers"
+                    found.append(Noticed(what=what, detail={"machines_hold": room}))
                 self.room = seen
                 found.append(CapacityChanged(workers=seen))
             self._seen = seen

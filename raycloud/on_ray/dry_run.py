@@ -252,7 +252,7 @@ def _folder(run_dir: Path | None) -> Iterator[Path]:
 @contextlib.contextmanager
 def _small(job: Job) -> Iterator[Job]:
     """The job with few held-out samples, and its checkpoints in a place that is removed again."""
-    most = job.evaluate.batch * job.elastic.max_workers
+    most = job.evaluate.batch * job.most_workers
     samples = min(most, job.evaluate.max_samples or most)
     update = {
         "evaluate": job.evaluate.model_copy(update={"max_samples": samples}),

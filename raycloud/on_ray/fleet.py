@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 POLL_S = 1.0  # a member that has nothing to say says so
 _LOOK_S = 0.5  # between two looks whether there is a place
-_PLACE_S = 60.0  # for the fewest that a run needs
+PLACE_S = 60.0  # for the fewest that a run needs
+ASKED_PLACE_S = 900.0  # the same, where machines for them are asked for: they have to start first
 _THERE_S = 1.0  # for all on the nodes that are meant
 _SECURE_S = 0.05  # between two looks for the places that a run begins with
 _OTHERS_S = 1.0  # and then for all others together: what runs before this one gives back
@@ -79,11 +80,24 @@ class MemberProcess:
 
 
 class Fleet:
-    """Members of one run."""
+    """Members of one run.
+
+    Args:
+        resources: What each reserves.
+        clock: The time.
+        pool: Where places come from.
+        place_s: So long the fewest members may wait for a place when a run begins.
+    """
 
     def __init__(
-        self, resources: RoleResources, clock: Clock, pool: ActorPool | None = None
+        self,
+        resources: RoleResources,
+        clock: Clock,
+        pool: ActorPool | None = None,
+        *,
+        place_s: float = PLACE_S,
     ) -> None:
+        self._place_s = place_s
         self._pool = ActorPool(clock) if pool is None else pool
         self._term = self._pool.term
         self._vacancies = Vacancies(self._pool, clock)
@@ -117,7 +131,7 @@ class Fleet:
     ) -> int:
         """Reserve places for the members that a run begins with, as many as there is room for.
 
-        Waits up to a minute for the first `least`; who has none soon after that has to join later.
+        Waits up to `place_s` for the first `least`; who has none soon after that has to join later.
 
         Args:
             members: Their numbers.
@@ -132,7 +146,7 @@ class Fleet:
         for member, node in zip_longest(members, on):
             self._reserve(member, node)
         began_s, placed = self._clock.monotonic_s(), self._pool.placed(members)
-        over_s, enough = began_s + _PLACE_S, False
+        over_s, enough = began_s + self._place_s, False
         while len(placed) < len(members) and self._clock.monotonic_s() < over_s:
             if on and not strictly and self._clock.monotonic_s() >= began_s + _THERE_S:
                 on = ()  # somebody else was quicker
@@ -168,7 +182,7 @@ class Fleet:
             self._pool.drop(secured)
             raise PlacementError(
                 f"only {len(configs) - len(lacking)} of {len(configs)} workers found a place within"
-                f" {_PLACE_S} s: each asks for {self._bundle()}",
+                f" {self._place_s:g} s: each asks for {self._bundle()}",
                 hint="lower elastic.min_workers or resources.worker, or free the cluster",
             )
         first = configs[0]

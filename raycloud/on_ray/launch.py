@@ -31,7 +31,7 @@ from raycloud.on_ray.pool import ActorPool, SupersededError
 from raycloud.on_ray.roles import with_roles
 from raycloud.on_ray.session import Run, error_of
 from raycloud.order import ledger_line
-from raycloud.planner.inventory import require
+from raycloud.planner.inventory import capacity, require
 from raycloud.redact import redacted
 from raycloud.report.data import brief
 from raycloud.report.recorder import Journals, Recorder
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from raycloud.commands import Finish
     from raycloud.on_ray.failover import Failover
     from raycloud.on_ray.session import Session
+    from raycloud.spec import Job
     from raycloud.worker.outbox import LogLines
 
 _ENDS_S, _TIDIES_S = 1.0, 20.0  # for what the store is asked for when a run ends
@@ -67,7 +68,9 @@ def drive(session: Session) -> Run:
     outlives = joined() and not own  # servers end with the command that drives them
     origin = None if outlives and session.resume else origin_of(session, store)
     nodes = inventory()
-    room = require(nodes, session.job.resources.worker, session.job.elastic.min_workers)
+    worker, fewest = session.job.resources.worker, session.job.elastic.min_workers
+    held = capacity(nodes, worker)
+    room = max(held, fewest) if session.autoscales else require(nodes, worker, fewest)
     sinks = LogSinks(session)
     with (
         Recorder(
@@ -93,13 +96,9 @@ def drive(session: Session) -> Run:
             driver = Driver(control, cluster, records, session.clock.monotonic_s)
 
             def begin() -> None:
-                for event in (*origin.opening, *told, *chosen):
+                notes = _workers_notes(session.job, held, room)
+                for event in (*origin.opening, *told, *chosen, *notes):
                     records.log(event)
-                if (most := session.job.most_workers) < session.job.elastic.max_workers:
-                    what = (
-                        f"a step has {most} micro-batches, so no more than {most} workers are used"
-                    )
-                    records.log(Noticed(what=what))
                 if found is None:
                     cluster.begin()
                     known = origin.manifest and origin.manifest.to_bytes()
@@ -115,6 +114,23 @@ def drive(session: Session) -> Run:
                 driver.take_over(found.adoption)
 
             return _run(session, driver, cluster, records, begin)
+
+
+def _workers_notes(job: Job, held: int, room: int) -> Iterator[Event]:
+    """What a person should know of how many workers there are going to be.
+
+    Args:
+        job: Which is begun.
+        held: For how many the machines have room.
+        room: For how many there is going to be.
+    """
+    asked, most = job.elastic.max_workers, job.most_workers
+    if asked != "auto" and most < asked:
+        what = f"a step has {most} micro-batches, so no more than {most} workers are used"
+        yield Noticed(what=what)
+    if held < room:
+        what = f"Ray's autoscaler is asked for room for {room} workers"
+        yield Noticed(what=what, detail={"machines_hold": held})
 
 
 @contextlib.contextmanager

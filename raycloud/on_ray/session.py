@@ -199,6 +199,11 @@ class Session:
             **data,
         )
 
+    @property
+    def autoscales(self) -> bool:
+        """Whether Ray's autoscaler is asked for machines; seats are a sweep's to ask for."""
+        return self.job.elastic.autoscale and self.seats is None
+
     def settings(self, origin: Origin, tally: Tally, capacity: int) -> ControlSettings:
         """Everything that control knows before the first event."""
         job = self.job

@@ -290,8 +290,9 @@ class Job(Section):
     def most_workers(self) -> int:
         """No more workers than a step has micro-batches; a list of shares says for itself."""
         if isinstance(self.elastic.shares, tuple):
-            return self.elastic.max_workers
-        return min(self.elastic.max_workers, self.micro_batches)
+            return len(self.elastic.shares)
+        most = self.elastic.max_workers
+        return self.micro_batches if most == "auto" else min(most, self.micro_batches)
 
     def bucket_bytes(self, gradient_bytes: int) -> int:
         """Bytes of gradient that travel as one message, of a model with this much of it."""

@@ -68,8 +68,8 @@ def _whole(global_batch: int, micro_batch: int) -> Broken | None:
     return f"is not a multiple of micro_batch = {micro_batch}", hint
 
 
-def _range(min_workers: int, max_workers: int) -> Broken | None:
-    if min_workers <= max_workers:
+def _range(min_workers: int, max_workers: int | str) -> Broken | None:
+    if isinstance(max_workers, str) or min_workers <= max_workers:
         return None
     hint = f"write min_workers {max_workers} or less, or max_workers {min_workers} or more"
     return f"is more than elastic.max_workers = {max_workers}", hint
@@ -87,20 +87,27 @@ def _busy(min_workers: int, shares: object, global_batch: int, micro_batch: int)
 
 
 def _fixed(
-    shares: object, min_workers: int, max_workers: int, global_batch: int, micro_batch: int
+    shares: object, min_workers: int, max_workers: int | str, global_batch: int, micro_batch: int
 ) -> Broken | None:
     if not isinstance(shares, list | tuple):
         return None
     count, total, whole = len(shares), sum(shares), global_batch // micro_batch
     if count == 0:
         return "is an empty list", "write one entry per worker, or auto"
-    if min_workers != count or max_workers != count:
+    if min_workers != count or max_workers not in {count, "auto"}:
         hint = f"write elastic.min_workers {count} and elastic.max_workers {count}, or shares auto"
         return f"fixes {count} workers, but the range is {min_workers} to {max_workers}", hint
     if total != whole:
         hint = f"write shares that sum to global_batch / micro_batch = {whole}"
         return f"sums to {total}, but a step has {whole} micro-batches", hint
     return None
+
+
+def _asked_for(max_workers: int | str, autoscale: bool) -> Broken | None:  # noqa: FBT001 - values of fields
+    if isinstance(max_workers, int) or not autoscale:
+        return None
+    problem = "there is no end to the machines that elastic.autoscale would ask for"
+    return problem, "write max_workers 8, or as many as it may cost, or elastic.autoscale false"
 
 
 def _dealt(partition_by: str, stratify: str | None) -> Broken | None:
@@ -265,6 +272,11 @@ RULES: tuple[Rule, ...] = (
     Rule(("steps", "epochs"), "Exactly one of `steps` and `epochs` is set.", _length),
     Rule(_BATCHES, "`global_batch` is a multiple of `micro_batch`.", _whole),
     Rule(_RANGE, "`elastic.min_workers` is at most `elastic.max_workers`.", _range),
+    Rule(
+        ("elastic.max_workers", "elastic.autoscale"),
+        "With `elastic.autoscale`, `elastic.max_workers` is a number.",
+        _asked_for,
+    ),
     Rule(
         ("elastic.min_workers", "elastic.shares", *_BATCHES),
         "Unless shares are a list, `elastic.min_workers` is at most `global_batch / micro_batch`.",

@@ -129,8 +129,9 @@ class ElasticSection(Section):
 
     min_workers: int = Field(default=1, ge=1)
     """Fewest workers the run computes with."""
-    max_workers: int = Field(default=2, ge=1)
-    """Most workers the run computes with."""
+    max_workers: Annotated[int, Field(ge=1)] | Auto = 2
+    """Most workers the run computes with. auto: as many as the machines hold, and no more than a
+    step has micro-batches; as many as `shares` has entries, if it is a list."""
     shares: (
         Literal["auto", "equal"]
         | Annotated[
@@ -147,6 +148,9 @@ class ElasticSection(Section):
     """The last micro-batches of each worker's share, at most so many, that another worker computes
     as well where their own one is late: the first result counts, once. They share no pass with
     those before them. 0: no such backups."""
+    autoscale: bool = False
+    """Whether Ray's autoscaler is asked for machines, up to `max_workers`. Workers for which there
+    is no room then wait for a place, which it sees, until they have one or are not wanted."""
 
 
 STREAMED_PERIODS = 4  # until workers that exchange fragments all have the same again

@@ -52,7 +52,7 @@ class Calibration:
         self._member, self._clock = member, clock
         samples = collate.order.samples
         self._micro = min(job.micro_batch, samples)  # samples of a micro-batch
-        share = min(job.micro_batches // job.elastic.max_workers, samples // self._micro)
+        share = min(job.micro_batches // job.most_workers, samples // self._micro)
         self._usual = max(1, share)  # micro-batches of a share, where shares are equal
         self.memory: PassMemory | None = None  # of passes, once that is known
         self.largest = 0  # micro-batches of a pass that memory holds, once that is known

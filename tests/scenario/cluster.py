@@ -161,7 +161,7 @@ class ThreadCluster:
         elastic = job.elastic
         settings = ControlSettings(
             min_workers=elastic.min_workers,
-            max_workers=elastic.max_workers,
+            max_workers=job.most_workers,
             capacity=fleet.room,
             global_batch=job.global_batch,
             micro_batch=job.micro_batch,

@@ -71,7 +71,7 @@ def test_limits_are_those_that_are_kept() -> None:
     limits = {row[0]: row[1] for row in table(OPERATIONS, "What ends a run")}
     fields = ControlSettings.__dataclass_fields__
     for what, seconds in {
-        "not all workers find a place": fleet._PLACE_S,
+        "not all workers find a place": fleet.PLACE_S,
         "a member is not ready": fields["spawn_s"].default,
         "the members have not met": fields["form_s"].default,
         "no word from a member": session.SILENCE_S,

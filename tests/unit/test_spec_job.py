@@ -72,6 +72,7 @@ def test_defaults() -> None:
             "shares": "auto",
             "orphan_s": 120,
             "backup_micro_batches": 0,
+            "autoscale": False,
         },
         "sync": {
             "period": 1,
@@ -178,6 +179,20 @@ def test_a_job_is_frozen() -> None:
 def test_a_job_survives_pickling() -> None:
     asked = job(task=Gpt, elastic={"min_workers": 2, "shares": (5, 3)})
     assert pickle.loads(pickle.dumps(asked)) == asked
+
+
+@pytest.mark.parametrize(
+    ("elastic", "most"),
+    [
+        ({"max_workers": 3}, 3),
+        ({"max_workers": 99}, 8),
+        ({"max_workers": "auto"}, 8),
+        ({"max_workers": "auto", "min_workers": 2, "shares": (5, 3)}, 2),
+    ],
+    ids=["asked", "no more than there is to do", "auto", "as many as there are shares"],
+)
+def test_most_workers(elastic: dict[str, Any], most: int) -> None:
+    assert job(global_batch=8, micro_batch=1, elastic=elastic).most_workers == most
 
 
 def test_shares_may_be_zero_for_a_worker() -> None:
