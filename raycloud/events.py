@@ -55,7 +55,7 @@ class MemberReady:
     `processor`: replicas on unlike ones differ by rounding. Its memory holds a pass of
     `pass_samples` (0: it was not found out), of which each takes `sample_bytes`; the largest that
     was computed had `pass_tried`. Making the batch of a micro-batch took a thread `collate_s`; 0:
-    it was not measured.
+    it was not measured. A busy core of its node takes `core_watts`, by its label.
     """
 
     member: int
@@ -77,6 +77,7 @@ class MemberReady:
     pass_tried: int = 0
     sample_bytes: int = 0
     collate_s: float = 0.0
+    core_watts: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -240,7 +241,9 @@ class StepsCommitted:
     members, as they told each other before the steps counted. `residual` is the norm of what
     encoding has lost here, and is kept for the next step. `noise` and `signal` are this member's
     parts of two sums over some of the steps: of the trace of the covariance of one sample's
-    gradient, and of the squared norm of its mean.
+    gradient, and of the squared norm of its mean. From commit to commit a step took `typical_s`,
+    the median (0: nobody has looked). Meters of its node say that it took `energy_j` joules; 0:
+    there are none that can be read.
     """
 
     member: int
@@ -271,6 +274,8 @@ class StepsCommitted:
     residual: float = 0.0
     noise: float = 0.0
     signal: float = 0.0
+    typical_s: float = 0.0
+    energy_j: float = 0.0
     skips: tuple[Mapping[str, Any], ...] = ()
 
 
@@ -396,6 +401,27 @@ class Printed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Predicted:
+    """What each step is predicted to take from `step` on, of which `left` are to come.
+
+    It takes `step_s` seconds, likely `low_s` to `high_s`, by what a run has `seen` of its steps, or
+    else by what was tried before. Members together send `sent_bytes` a step; their nodes cost
+    `price_per_hour` and take `watts`, as they are labelled. None: not all of them are.
+    """
+
+    generation: int
+    step: int
+    left: int
+    step_s: float
+    low_s: float
+    high_s: float
+    sent_bytes: int
+    seen: bool = False
+    price_per_hour: float | None = None
+    watts: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RolledBack:
     """No sound state is left: back to `step`'s checkpoint (0: none); `ledger` is not logged."""
 
@@ -463,6 +489,7 @@ JobEvent = (
     | CapacityChanged
     | DataGrew
     | Noticed
+    | Predicted
     | RolledBack
     | Recovered
     | RunFinished

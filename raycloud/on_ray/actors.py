@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from raycloud.errors import RaycloudError
 from raycloud.events import MemberLeaving, Noticed
 from raycloud.net.heartbeat import HeartbeatPeer
 from raycloud.on_ray.attach import keep_confidential
-from raycloud.planner.inventory import price_per_hour
+from raycloud.planner.inventory import core_watts, price_per_hour
 from raycloud.preemption import PreemptionNotice, on_sigterm, watch_here
 from raycloud.redact import know
 from raycloud.spec import Environment
@@ -101,9 +102,15 @@ class MemberActor:
     def _begin(self, config: MemberConfig, term: int) -> None:
         know(secrets_of(config.job))
         labels = ray.get_runtime_context().get_node_labels().items()
-        price = price_per_hour({name: str(text) for name, text in labels})
+        told = {name: str(text) for name, text in labels}
         address = ray.util.get_node_ip_address()
-        placed = replace(config, node=self._node, address=address, price_per_hour=price)
+        placed = replace(
+            config,
+            node=self._node,
+            address=address,
+            price_per_hour=price_per_hour(told),
+            core_watts=core_watts(told, os.cpu_count() or 1),
+        )
         with self._turn:
             self._term, self._number = term, config.member
             self._log.member = self._watch.member = config.member

@@ -40,7 +40,7 @@ from raycloud.on_ray.fleet import ASKED_PLACE_S, PLACE_S, Fleet
 from raycloud.on_ray.ingest import PipelineConfig, living_pipeline
 from raycloud.on_ray.session import RunHandle
 from raycloud.order.layout import lanes_of
-from raycloud.planner.cost import Profile
+from raycloud.planner.cost import LOOPBACK_BYTES_PER_S, Profile
 from raycloud.planner.inventory import Inventory, capacity, place
 from raycloud.planner.plan import Plan, make
 from raycloud.planner.seen import SeenSteps
@@ -104,6 +104,7 @@ class RayCluster:
         self._seen = SeenSteps()
         self._shares: dict[int, tuple[int, ...]] = {}  # by generation, of the newest few
         self._untold: list[Event] = []
+        self._at = -1, 0  # the newest generation, and the step before which it stands
         self.plan: Plan | None = None
 
     def secure(self, members: Sequence[int], least: int, wanted: int) -> int | None:
@@ -175,6 +176,7 @@ class RayCluster:
         elif isinstance(change, Reshare):
             self._keep_shares(change.generation, change.shares)
         if isinstance(change, Reshare) and change.caught_up:
+            self._at = change.generation, self._at[1]
             self._write_plan(members, change.shares)
         for member in members:
             self._fleet.prepare(member, command.number, change)
@@ -196,6 +198,7 @@ class RayCluster:
             self._fleet.form(member, meeting)
         self._seen.begin(formed.generation)
         self._keep_shares(formed.generation, formed.shares)
+        self._at = formed.generation, max(self._at[1], getattr(formed, "step", 0))
         self._write_plan(formed.members, formed.shares)
 
     def _keep_shares(self, generation: int, shares: tuple[int, ...]) -> None:
@@ -205,19 +208,30 @@ class RayCluster:
 
     def _write_plan(
         self, members: Sequence[int], shares: tuple[int, ...], profile: Profile | None = None
-    ) -> None:
+    ) -> Plan:
         """Keep what is predicted of this generation, to be held against what is measured."""
         job = self._session.job
         readies = [self._ready[member] for member in members]
         elastic = job.elastic.model_copy(update={"shares": shares})
-        self.plan = make(
+        self.plan = plan = make(
             job.model_copy(update={"elastic": elastic}),
             self._watch.inventory,
-            profile or self._seen.of(members, Profile.of(readies)),
+            profile or self._seen.of(members, self._tried(members)),
             placed={ready.member: ready.node for ready in readies},
             roles=self._session.roles,
         )
-        self._session.directory.write_plan(self.plan.to_json())
+        self._session.directory.write_plan(plan.to_json())
+        generation, step = self._at
+        left = max(0, (self._session.only_steps or plan.steps) - step)
+        self._untold.append(plan.said(generation, step, left, seen=profile is not None))
+        return plan
+
+    def _tried(self, members: Sequence[int]) -> Profile:
+        """What these have measured of themselves; it is known how fast one machine's memory is."""
+        readies = [self._ready[member] for member in members]
+        alone = len({ready.node for ready in readies}) == 1
+        found = Profile.of(readies)
+        return replace(found, link_bytes_per_s=LOOPBACK_BYTES_PER_S) if alone else found
 
     def hear(self, timeout_s: float) -> list[Event | OutboxEntry]:
         """See `Cluster.hear`.
@@ -277,15 +291,16 @@ class RayCluster:
             self._look_at(event)
 
     def _look_at(self, report: StepsCommitted) -> None:
-        """Predict anew, once in a generation, by what it has shown."""
+        """Predict anew by what a generation has shown, and again where that turns out wrong."""
         self._seen.observe(report)
+        self._at = self._at[0], max(self._at[1], report.last_step)
         shares = self._shares.get(report.generation, ())
         if (plan := self.plan) is None or len(shares) != len(plan.members):
             return
         members = [one.member for one in plan.members]
-        tried = Profile.of([self._ready[member] for member in members])
-        if (profile := self._seen.profile(members, tried)) is not None:
-            self._write_plan(members, shares, profile)
+        if (profile := self._seen.profile(members, self._tried(members))) is not None:
+            found = self._write_plan(members, shares, profile).predicted
+            self._seen.expect(found.low_s, found.high_s)
 
     def _placed(self) -> dict[int, str]:
         """The nodes of the members that are there."""

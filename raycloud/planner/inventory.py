@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 ZONE_LABEL = "ray.io/availability-zone"
 PRICE_LABEL = "raycloud.io/price-per-hour"
+WATTS_LABEL = "raycloud.io/watts"  # of the whole machine, where all its cores are busy
 _SHOWN_NODES = 8  # in an error; the rest is counted
 
 
@@ -75,11 +76,25 @@ def price_per_hour(labels: Mapping[str, str]) -> float | None:
     >>> price_per_hour({PRICE_LABEL: "2.40"}), price_per_hour({PRICE_LABEL: "?"})
     (2.4, None)
     """
+    return _number(labels.get(PRICE_LABEL, ""))
+
+
+def core_watts(labels: Mapping[str, str], cores: float) -> float | None:
+    """What a busy core of a machine takes, by what the whole one is labelled to; None: nothing is.
+
+    >>> core_watts({WATTS_LABEL: "320"}, 16), core_watts({}, 16)
+    (20.0, None)
+    """
+    watts = _number(labels.get(WATTS_LABEL, ""))
+    return None if watts is None or cores <= 0 else watts / cores
+
+
+def _number(text: str) -> float | None:
     try:
-        price = float(labels.get(PRICE_LABEL, ""))
+        found = float(text)
     except ValueError:
         return None
-    return price if math.isfinite(price) and price >= 0 else None
+    return found if math.isfinite(found) and found >= 0 else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 from raycloud.bounded import json_value
 from raycloud.errors import PlacementError, RunDirectoryError, SpecError
+from raycloud.events import Predicted
 from raycloud.order import Steps
 from raycloud.planner.cost import (
     Alternative,
@@ -21,7 +22,7 @@ from raycloud.planner.cost import (
     sent_bytes,
     transport_seconds,
 )
-from raycloud.planner.inventory import Inventory, place, price_per_hour, require
+from raycloud.planner.inventory import Inventory, core_watts, place, price_per_hour, require
 from raycloud.planner.roles import Machine, Roles, Work, choose
 from raycloud.planner.shares import equal_shares, first_shares, step_seconds
 from raycloud.planner.speed import Speed
@@ -65,6 +66,7 @@ class Plan:
         state_bytes: Bytes of a checkpoint.
         steps: Of the whole job; 0: a plan that was written before this was told.
         price_per_hour: Of all nodes that members are on; None: not all of them are labelled.
+        watts: That members take of their nodes, while they compute as predicted; likewise.
         alternatives: What a step would cost by other ways, where that was asked.
         largest: The largest pass that memory holds; None where it was not found out.
         servers: The nodes of those that sum in lockstep; none where members do.
@@ -83,6 +85,7 @@ class Plan:
     state_bytes: int
     steps: int = 0
     price_per_hour: float | None = None
+    watts: float | None = None
     alternatives: tuple[Alternative, ...] = ()
     largest: LargestPass | None = None
     servers: tuple[str, ...] = ()
@@ -97,6 +100,27 @@ class Plan:
     def cost(self) -> float | None:
         """Of the nodes for these seconds, in the currency of their prices."""
         return None if self.price_per_hour is None else self.price_per_hour * self.job_s / 3600
+
+    @property
+    def energy_j(self) -> float | None:
+        """Joules that members take in these seconds."""
+        return None if self.watts is None else self.watts * self.job_s
+
+    def said(self, generation: int, step: int, left: int, *, seen: bool) -> Predicted:
+        """The word of it in a run's log: of a generation that goes on at `step`."""
+        found = self.predicted
+        return Predicted(
+            generation=generation,
+            step=step,
+            left=left,
+            step_s=found.step_s,
+            low_s=found.low_s,
+            high_s=found.high_s,
+            sent_bytes=found.bytes_per_step * len(self.members),
+            seen=seen,
+            price_per_hour=self.price_per_hour,
+            watts=self.watts,
+        )
 
     @property
     def shares(self) -> tuple[int, ...]:
@@ -117,7 +141,7 @@ class Plan:
     def to_json(self) -> str:
         """The text of `plan.json`; `from_json` is the inverse."""
         told = {"format": FORMAT, **asdict(self)}
-        for name in ("largest", "roles"):
+        for name in ("largest", "roles", "watts"):
             if told[name] is None:
                 del told[name]
         return json.dumps(told, indent=2, allow_nan=False) + "\n"
@@ -160,6 +184,10 @@ class Plan:
         ]
         if self.cost is not None:
             rows.append(("cost", self.cost, f"at {self.price_per_hour:g} an hour for all nodes"))
+        if self.energy_j is not None:
+            rows.append(
+                ("energy_j", self.energy_j, f"at {self.watts:.3g} W, as nodes are labelled")
+            )
         if self.servers:
             rows.append(self._of_servers())
         return [{"quantity": name, "value": value, "note": note} for name, value, note in rows]
@@ -350,8 +378,10 @@ def make(
     if len(speeds) != len(placed):
         raise ValueError(f"{len(placed)} members need as many speeds, or one: got {len(speeds)}")
     hosts = {node.name: node.host for node in inventory.nodes}
-    costs = costs_of(job, inventory, profile, speeds, [*placed.values()])
+    on = [*placed.values()]
+    costs = costs_of(job, inventory, profile, speeds, on)
     shares, servers = costs.shares, _servers(job, inventory)
+    predicted = _fed(costs.predict(job.sync_point), roles, job.global_batch)
     return Plan(
         job=job.name,
         members=tuple(
@@ -364,12 +394,13 @@ def make(
         global_batch=job.global_batch,
         steps_per_epoch=_steps_per_epoch(job, profile.samples),
         sync=job.sync_point,
-        predicted=_fed(costs.predict(job.sync_point), roles, job.global_batch),
+        predicted=predicted,
         parameters=profile.parameters,
         gradient_bytes=profile.gradient_bytes,
         state_bytes=profile.state_bytes,
         steps=_steps(job, profile.samples),
-        price_per_hour=_price(inventory, [*placed.values()]),
+        price_per_hour=_price(inventory, on),
+        watts=_watts(job, inventory, on, costs, predicted.step_s),
         alternatives=costs.alternatives() if compare else (),
         largest=profile.largest,
         servers=servers,
@@ -486,6 +517,18 @@ def _price(inventory: Inventory, nodes: Sequence[str]) -> float | None:
     prices = [price_per_hour(labels.get(node, {})) for node in set(nodes)]
     known = [price for price in prices if price is not None]
     return math.fsum(known) if known and len(known) == len(prices) else None
+
+
+def _watts(
+    job: Job, inventory: Inventory, nodes: Sequence[str], costs: Costs, step_s: float
+) -> float | None:
+    """Of the members' cores, each busy while its member computes; None as for `_price`."""
+    known = {node.name: core_watts(node.labels, node.cpus) for node in inventory.nodes}
+    each = [known.get(node) for node in nodes]
+    busy_s = [s.seconds(n) for s, n in zip(costs.speeds, costs.shares, strict=True)]
+    pairs = zip(each, busy_s, strict=True)
+    found = [w * job.resources.worker.cpus * s / step_s for w, s in pairs if w is not None]
+    return math.fsum(found) if found and len(found) == len(each) else None
 
 
 def _steps_per_epoch(job: Job, samples: int) -> int:

@@ -1,9 +1,15 @@
-"""What a run has shown of its steps, in place of what was tried before them."""
+"""What a run has shown of its steps, in place of what was tried before them.
+
+A step is taken to last as long as the median one did, from commit to commit: other work on the
+machines makes some steps longer, which says little of those to come. Where steps that follow leave
+the interval that was predicted, they are looked at anew, twice as many each time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,6 +34,35 @@ class _Sums:
     exchange_s: float = 0.0
     overlap_s: float = 0.0
     bytes_sent: int = 0
+    typical: list[tuple[float, int]] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """The same, of steps that are to come."""
+        self.steps = self.micro_batches = self.bytes_sent = 0
+        self.wall_s = self.compute_s = self.exchange_s = self.overlap_s = 0.0
+        self.typical.clear()
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of the median step; the mean where reports do not tell."""
+        return weighted_median(self.typical) or self.wall_s / self.steps
+
+
+def weighted_median(values: Iterable[tuple[float, int]]) -> float:
+    """The value below which half of the weight lies, of pairs of both; 0 without any.
+
+    >>> weighted_median([(1.0, 3), (9.0, 1), (2.0, 1)]), weighted_median([(1.0, 1), (2.0, 1)])
+    (1.0, 1.5)
+    """
+    ranked = sorted((value, weight) for value, weight in values if weight > 0)
+    half, so_far = sum(weight for _, weight in ranked) / 2, 0.0
+    for at, (value, weight) in enumerate(ranked):
+        so_far += weight
+        if so_far > half:
+            return value
+        if so_far == half:
+            return (value + ranked[at + 1][0]) / 2
+    return 0.0
 
 
 class SeenSteps:
@@ -35,6 +70,8 @@ class SeenSteps:
 
     def __init__(self) -> None:
         self._sums: dict[int, _Sums] = {}
+        self._likely_s = (0.0, math.inf)
+        self._wanted = STEPS
         self._told = -1  # the generation whose profile was taken
         self._speeds: dict[int, Speed] = {}
         self._link_bytes_per_s: float | None = None
@@ -45,6 +82,13 @@ class SeenSteps:
         """Shares are others from here on: what was seen under the old ones is forgotten."""
         self._sums.clear()
         self._told = min(self._told, generation - 1)
+        self._wanted = STEPS
+
+    def expect(self, low_s: float, high_s: float) -> None:
+        """Steps are predicted to take so long, by what has been seen: see whether they do."""
+        self._likely_s = low_s, high_s
+        for sums in self._sums.values():
+            sums.begin()
 
     def observe(self, report: StepsCommitted) -> None:
         """Take in a member's report."""
@@ -62,6 +106,8 @@ class SeenSteps:
         sums.exchange_s += report.exchange_s
         sums.overlap_s += report.overlap_s
         sums.bytes_sent += report.bytes_sent
+        if report.typical_s:
+            sums.typical.append((report.typical_s, steps))
 
     def of(self, members: Sequence[int], tried: Profile) -> Profile:
         """What was tried, with what has been seen of these members in generations before."""
@@ -72,7 +118,7 @@ class SeenSteps:
         return replace(
             tried,
             speeds=tuple(speeds),
-            link_bytes_per_s=self._link_bytes_per_s,
+            link_bytes_per_s=self._link_bytes_per_s or tried.link_bytes_per_s,
             overhead_s=self._overhead_s,
             waited_s=self._waited_s,
         )
@@ -80,26 +126,41 @@ class SeenSteps:
     def profile(self, members: Sequence[int], tried: Profile) -> Profile | None:
         """What was tried, with what all `members` have shown since; None: too little, or no news.
 
-        Of each speed the ratio of fixed and other seconds is kept. The link's rate is that at which
-        bytes have travelled while anybody waited for them or computed: where all of the exchange is
-        hidden it may be higher. What is left of a step's time beside both is its overhead.
+        All seconds are those of the median step: each of its parts is taken to be the same part of
+        it as of the mean. Of each speed the ratio of fixed and other seconds is kept. The link's
+        rate is that at which bytes have travelled while anybody waited for them or computed: where
+        all of the exchange is hidden it may be higher. What is left of a step's time beside both
+        is its overhead.
         """
         every = [self._sums.get(member) for member in members]
-        known = [one for one in every if one is not None and one.steps >= STEPS]
+        known = [one for one in every if one is not None and one.steps >= self._wanted]
         generations = {one.generation for one in known}
-        if len(known) < len(members) or len(generations) > 1 or self._told in generations:
+        if len(known) < len(members) or len(generations) > 1:
             return None
+        if self._told in generations:
+            self._wanted *= 2
+            low_s, high_s = self._likely_s
+            if low_s <= weighted_median((one.step_s, one.steps) for one in known) <= high_s:
+                for one in known:
+                    one.begin()
+                return None
         [self._told] = generations
-        for member, sums, speed in zip(members, known, tried.speeds, strict=True):
+        typical = [min(1.0, one.step_s * one.steps / (one.wall_s or math.inf)) for one in known]
+        for member, sums, part, speed in zip(members, known, typical, tried.speeds, strict=True):
             expected_s = sums.steps * speed.seconds(sums.micro_batches / sums.steps)
-            if expected_s and (by := sums.compute_s / expected_s):
+            if expected_s and (by := part * sums.compute_s / expected_s):
                 self._speeds[member] = replace(
                     speed, fixed_s=by * speed.fixed_s, micro_batch_s=by * speed.micro_batch_s
                 )
-        last = min(known, key=lambda one: one.exchange_s / one.steps)
-        self._waited_s = last.exchange_s / last.steps
-        if (travelled_s := last.exchange_s + last.overlap_s) and last.bytes_sent:
+        last, part = min(zip(known, typical, strict=True), key=_waited_s)
+        self._waited_s = part * last.exchange_s / last.steps
+        if (travelled_s := part * (last.exchange_s + last.overlap_s)) and last.bytes_sent:
             self._link_bytes_per_s = last.bytes_sent / travelled_s
-        besides_s = (last.wall_s - last.compute_s - last.exchange_s) / last.steps
+        besides_s = part * (last.wall_s - last.compute_s - last.exchange_s) / last.steps
         self._overhead_s = max(0.0, besides_s)
         return self.of(members, tried)
+
+
+def _waited_s(one: tuple[_Sums, float]) -> float:
+    sums, part = one
+    return part * sums.exchange_s / sums.steps

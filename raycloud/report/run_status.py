@@ -16,8 +16,9 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from raycloud.order import Steps
 from raycloud.redact import redact
+from raycloud.report.predictions import Compared, compared
 from raycloud.report.recoveries import NAMES, counts, counts_text
-from raycloud.report.summary import cost, recent
+from raycloud.report.summary import cost, recent, step_s
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,6 +53,7 @@ class RunStatus:
         bytes_sent: By all members, for the exchange of gradients.
         checkpoint_step: The newest checkpoint, published at `checkpoint_t` unix seconds.
         cost: So far, by the prices that nodes are labelled with, in the labels' currency.
+        compared: As in a `Summary`, measured so far.
     """
 
     run: str
@@ -81,6 +83,7 @@ class RunStatus:
     cost: float | None = None
     error: str | None = None
     directory: str = ""
+    compared: tuple[Compared, ...] = ()
 
     @property
     def recoveries_text(self) -> str:
@@ -100,7 +103,8 @@ class RunStatus:
 
     def to_record(self) -> dict[str, Any]:
         """JSON-ready values with the format number, without what looks like a secret."""
-        lists = {"members": list(self.members), "shares": list(self.shares)}
+        lists: dict[str, Any] = {"members": list(self.members), "shares": list(self.shares)}
+        lists["compared"] = [one.to_record() for one in self.compared]
         record: dict[str, Any] = redact({"format": FORMAT, **asdict(self), **lists})
         return record
 
@@ -119,8 +123,8 @@ class RunStatus:
             raise ValueError(str(error)) from error
         texts: dict[str, Any] = {
             name: value[:_MOST_TEXT]
-            for name, value in asdict(found).items()
-            if isinstance(value, str)
+            for name in found.__slots__
+            if isinstance(value := getattr(found, name), str)
         }
         return replace(found, **texts)
 
@@ -182,6 +186,7 @@ def status_of(
         cost=cost(tally, now_t),
         error=tally.error,
         directory="" if directory is None else str(directory),
+        compared=tuple(compared(tally, step_s(tally), cost(tally, now_t), now_t)),
     )
 
 

@@ -394,7 +394,13 @@ def run_text(run: Listed, now_t: float) -> str:
     ]
     shown = [(label, printable_line(text)) for label, text in rows if text]
     title = printable_line(f"{run.id} {card.status}: step {_step(card)}")
-    return "\n".join([title, "", *table(shown, left=(True, True))])
+    lines = [title, "", *table(shown, left=(True, True))]
+    if card.compared:
+        so_far = "measured" if card.has_ended else "so far"
+        told = [tuple(map(printable_line, one.texts)) for one in card.compared]
+        compared = [("", "predicted", so_far, ""), *told]
+        lines += ["", *table(compared, left=(True, False, False, True))]
+    return "\n".join(lines)
 
 
 def _run_row(run: Listed, now_t: float) -> list[str]:

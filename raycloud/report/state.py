@@ -32,6 +32,7 @@ from raycloud.events import (
     MemberSpawned,
     Noticed,
     PartWritten,
+    Predicted,
     Recovered,
     RolledBack,
     RunFinished,
@@ -72,7 +73,10 @@ class Point:
 
 @dataclass(slots=True)
 class Spent:
-    """Sums over all members and all steps they computed."""
+    """Sums over all members and all steps they computed.
+
+    Of the energy `metered_j` is what meters have told; the rest is estimated, see `Tally.watts`.
+    """
 
     wall_s: float = 0.0
     compute_s: float = 0.0
@@ -85,9 +89,13 @@ class Spent:
     blocked_s: float = 0.0
     noise: float = 0.0
     signal: float = 0.0
+    energy_j: float = 0.0
+    metered_j: float = 0.0
 
-    def add(self, event: StepsCommitted) -> None:
-        """Add a member's report."""
+    def add(self, event: StepsCommitted, core_watts: float | None = None) -> None:
+        """Add a member's report; a busy core of its node takes so many watts."""
+        self.metered_j += event.energy_j
+        self.energy_j += event.energy_j or event.cpu_s * (core_watts or 0.0)
         self.wall_s += event.wall_s
         self.compute_s += event.compute_s
         self.data_s += event.data_s
@@ -114,6 +122,16 @@ class Session:
     last: tuple[float, int, int] | None = None
     ended_t: float | None = None
     nodes: dict[str, tuple[float, float | None]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A prediction, and what had been spent when it was made, at unix second `t`."""
+
+    t: float
+    bytes_sent: int
+    energy_j: float
+    said: Predicted
 
 
 @dataclass(slots=True)
@@ -148,6 +166,8 @@ class Tally:
         generation: -1 before the first; they are numbered from 0.
         computed: By member its seconds of computing, and steps.
         lead_steps: Samples and wall seconds of the lead.
+        watts: Of a busy core of each member's node, where that is labelled.
+        expected: The first prediction of this session, and the newest.
     """
 
     job: str = ""
@@ -188,6 +208,8 @@ class Tally:
     notices: list[dict[str, Any]] = field(default_factory=list)
     notices_left_out: int = 0
     lead_steps: tuple[int, float] = (0, 0.0)
+    watts: dict[int, float] = field(default_factory=dict)
+    expected: list[Expected] = field(default_factory=list)
     _met: set[int] = field(default_factory=set)
     _streams: dict[int, tuple[int, int]] = field(default_factory=dict)  # (steps, samples) reported
     _entered: tuple[int, int] = (0, -1)  # (session, generation) that was counted last
@@ -239,12 +261,7 @@ class Tally:
                 self.spawned.add(event.member)
                 self.awaited.add(event.member)
             case MemberReady():
-                self.ready.add(event.member)
-                self.parameters = event.parameters
-                self.state_bytes = event.state_bytes
-                self.epoch_samples = event.samples
-                if self.session is not None and event.node:
-                    self.session.nodes.setdefault(event.node, (t, event.price_per_hour))
+                self._introduce(t, event)
             case GenerationFormed():
                 self._form(t, event)
             case PartWritten():
@@ -292,8 +309,19 @@ class Tally:
             recoveries.add_resumed(self.recoveries, t, step, max(0, self.steps - step))
         self._take_back(step)
         self.data.start()
+        self.expected.clear()
         self.awaited, self.ready, self._met = set(), set(), set()
         self.sessions.append(Session(started_t=t, from_step=step))
+
+    def _introduce(self, t: float, event: MemberReady) -> None:
+        self.ready.add(event.member)
+        self.parameters = event.parameters
+        self.state_bytes = event.state_bytes
+        self.epoch_samples = event.samples
+        if event.core_watts is not None:
+            self.watts[event.member] = event.core_watts
+        if self.session is not None and event.node:
+            self.session.nodes.setdefault(event.node, (t, event.price_per_hour))
 
     def _take_back(self, step: int) -> None:
         """Drop all members, and the steps from `step` on."""
@@ -321,7 +349,7 @@ class Tally:
             self._entered, self.generations = entered, self.generations + 1
 
     def _commit(self, t: float, event: StepsCommitted) -> Point | None:
-        self.spent.add(event)
+        self.spent.add(event, self.watts.get(event.member))
         self.data.commit(event, self.epoch_samples)
         compute_s, done = self.computed.get(event.member, (0.0, 0))
         done += event.last_step - event.first_step
@@ -403,6 +431,14 @@ class Tally:
                 self.status, self.ended_at = event.status, event.steps
                 self.error = event.error or (self.error if event.status == "failed" else None)
                 recoveries.close(self.recoveries)
+            case _:
+                self._apply_plan(t, event)
+
+    def _apply_plan(self, t: float, event: Event) -> None:
+        match event:
+            case Predicted():
+                now = Expected(t, self.spent.bytes_sent, self.spent.energy_j, event)
+                self.expected = [*self.expected[:1], now]
             case _:
                 pass
 

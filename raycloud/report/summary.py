@@ -16,6 +16,7 @@ from raycloud.bounded import json_value, read_whole
 from raycloud.errors import RunDirectoryError
 from raycloud.redact import redact
 from raycloud.report.figures import finite
+from raycloud.report.predictions import compared
 from raycloud.report.snapshot import state_of
 from raycloud.spec.rundir import RunDirectory
 
@@ -81,6 +82,8 @@ class Summary:
         predicted: What the plan expected, by name. `measured` has what came true, under the same
             names: `compute_s` is that of the member which takes longest per step, `bytes_per_step`
             what a member sends, both averaged over the steps it computed.
+        compared: Of this start of the run each quantity as predicted and as measured: see
+            `report.predictions.Compared`.
         cost: See `cost` of this module; `priced_nodes` of all `nodes` have a price.
         loss_curve: [step, loss] at up to 120 places; `rate_curve`: [step, samples per second up to
             it], likewise.
@@ -104,6 +107,7 @@ class Summary:
     noise_scale: float | None = None
     predicted: dict[str, Any] = field(default_factory=dict)
     measured: dict[str, float] = field(default_factory=dict)
+    compared: list[dict[str, Any]] = field(default_factory=list)
     job: str = ""
     version: str = ""
     error: str | None = None
@@ -189,6 +193,7 @@ def summarize(tally: Tally, *, predicted: Mapping[str, Any] | None = None) -> Su
         hidden_s=spent.overlap_s,
         exposed_s=spent.exchange_s,
         predicted=dict(predicted or {}),
+        compared=[one.to_record() for one in compared(tally, per_step_s, cost(tally))],
         measured={name: value for name, value in measured.items() if value is not None},
         step_s=per_step_s,
         wall_s=sum((s.ended_t or s.started_t) - s.started_t for s in tally.sessions),

@@ -22,6 +22,7 @@ from raycloud.report.figures import (
     table,
 )
 from raycloud.report.notes import metrics_text
+from raycloud.report.predictions import Compared
 from raycloud.report.recoveries import NAMES, counts_text, text_of
 
 if TYPE_CHECKING:
@@ -278,13 +279,15 @@ def _recoveries(summary: Summary) -> str:
 
 
 def _predicted(summary: Summary) -> list[tuple[str, str, str, str]]:
-    rows = []
+    """What a run as a whole was to take, and then what a step is made of."""
+    rows = [_printable(Compared.from_record(one).texts) for one in summary.compared]
+    told = {one["name"] for one in summary.compared}
     sure = [summary.predicted.get(name) for name in _INTERVAL]
     known = [x for x in sure if isinstance(x, int | float) and x > 0]
     for name, predicted in summary.predicted.items():
         if isinstance(predicted, bool) or not isinstance(predicted, int | float):
             continue
-        if name in _INTERVAL:
+        if name in _INTERVAL or name in told:
             continue
         measured = summary.measured.get(name)
         off = (
@@ -297,6 +300,11 @@ def _predicted(summary: Summary) -> list[tuple[str, str, str, str]]:
         label = printable_line(_LABELS.get(name, name))
         rows.append((label, figure(predicted), figure(measured), off))
     return rows
+
+
+def _printable(texts: tuple[str, str, str, str]) -> tuple[str, str, str, str]:
+    label, predicted, measured, notes = map(printable_line, texts)
+    return label, predicted, measured, notes
 
 
 def summary_html(summary: Summary, directory: Path | None = None) -> str:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from raycloud.step.feed import Held
     from raycloud.step.replica import Replica
     from raycloud.task import Task
+    from raycloud.worker.energy import Meter
     from raycloud.worker.saver import Saver
 
 
@@ -47,7 +48,8 @@ class MemberConfig:
     so many steps, whatever the job's length, which the task's schedule is made for all the same.
     One that `joins` takes its state from the others, who began with the checkpoint `origin`; where
     nobody is left who has it, all are going to load the checkpoint of step `back` together.
-    `price_per_hour` is what this node is labelled to cost. `speed` are the
+    `price_per_hour` is what this node is labelled to cost, `core_watts` what a core takes. `speed`
+    are the
     seconds of T(b), as in `MemberReady`, of the member whose place it has taken; None: it has to
     find out its own. One that `plans` looks longer for the largest pass that memory holds.
     """
@@ -66,6 +68,7 @@ class MemberConfig:
     known: tuple[Input, ...] = ()
     home: str = ""
     price_per_hour: float | None = None
+    core_watts: float | None = None
     collators: tuple[str, ...] = ()
     servers: tuple[ServerNames, ...] = ()
     joins: bool = False
@@ -258,6 +261,7 @@ class LoopContext:
     host: Host
     extend: Callable[[Extend, int], None]
     first_step: int = 0
+    meter: Meter | None = None
 
     def round_ends(self) -> RoundEnds:
         """Where rounds end, as it is known now."""

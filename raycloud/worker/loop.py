@@ -61,7 +61,7 @@ class Loop:
             last_step=seat.last_step,
             epochs=None if context.job.steps is not None else context.job.epochs or 1,
         )
-        self._tally = Tally(member=seat.member, clock=context.clock)
+        self._tally = Tally(member=seat.member, clock=context.clock, meter=context.meter)
         self._consistency = Consistency(context.replica, context.clock)
         self._audit = SampleAudit(context.collate)
         self.owed: Owed | None = None

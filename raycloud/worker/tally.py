@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from raycloud.errors import DealingError
 from raycloud.events import StepsCommitted
+from raycloud.planner.seen import weighted_median
 from raycloud.step.collate import ROWS
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from raycloud.clock import Clock
     from raycloud.order import Position, Round, Skip, StepSpan
     from raycloud.step.collate import Collate
+    from raycloud.worker.energy import Meter
 
 _SUMS = (
     "weight",
@@ -103,18 +105,22 @@ class Tally:
     steps whose losses became known since the last report.
     """
 
-    def __init__(self, *, member: int, clock: Clock) -> None:
+    def __init__(self, *, member: int, clock: Clock, meter: Meter | None = None) -> None:
         self._member = member
-        self._clock = clock
+        self._clock, self._meter = clock, meter
         self._steps: list[StepCount] = []
         self._losses: list[tuple[float, float]] = []
         self._loss = float("nan")
         self._more_bytes = 0
+        self._took: list[tuple[float, int]] = []  # seconds of a step, and of how many
         self.begin()
 
     def begin(self) -> None:
         """Seconds count from now on."""
         self._since_s, self._cpu_s = self._clock.monotonic_s(), self._clock.cpu_s()
+        self._added_s = self._since_s
+        if self._meter is not None:
+            self._meter.joules(0.0)
 
     @property
     def age_s(self) -> float:
@@ -123,6 +129,9 @@ class Tally:
 
     def add(self, count: StepCount) -> None:
         """Count a committed step."""
+        now_s = self._clock.monotonic_s()
+        self._took.append(((now_s - self._added_s) / count.steps, count.steps))
+        self._added_s = now_s
         self._steps.append(count)
 
     def add_bytes(self, sent: int) -> None:
@@ -145,7 +154,7 @@ class Tally:
             whole = sum(weight for _, weight in self._losses)
             self._loss = sum(mean * weight for mean, weight in self._losses) / whole
         now_s, cpu_s = self._clock.monotonic_s(), self._clock.cpu_s()
-        steps, last = self._steps, self._steps[-1]
+        steps, last, used_s = self._steps, self._steps[-1], cpu_s - self._cpu_s
         sums: dict[str, Any] = {name: sum(getattr(s, name) for s in steps) for name in _SUMS}
         sums |= {name: _short(sum(getattr(s, name) for s in steps)) for name in _SECONDS}
         sums["bytes_sent"] += self._more_bytes
@@ -160,13 +169,16 @@ class Tally:
             grad_norm=last.norm,
             learning_rate=last.learning_rate,
             wall_s=_short(now_s - self._since_s),
-            cpu_s=_short(cpu_s - self._cpu_s),
+            cpu_s=_short(used_s),
             residual=residual(),
+            typical_s=_short(weighted_median(self._took)),
+            energy_j=0.0 if self._meter is None else round(self._meter.joules(used_s), 3),
             skips=tuple(skip.to_record() for s in steps for skip in s.skips),
             **sums,
         )
         self._steps, self._losses, self._more_bytes = [], [], 0
         self._since_s, self._cpu_s = now_s, cpu_s
+        self._took.clear()
         return made
 
 

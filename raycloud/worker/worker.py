@@ -25,6 +25,7 @@ from raycloud.step.state import digest
 from raycloud.worker.calibration import Calibration
 from raycloud.worker.context import LoopContext, Membership
 from raycloud.worker.dataset import DataRequest, DataSet, data_values, prepared_event
+from raycloud.worker.energy import meter_of
 from raycloud.worker.evaluate import evaluate, measured_value, show_sample, states_of, try_metrics
 from raycloud.worker.fingerprint import SAMPLES, check_samples, fingerprint_of
 from raycloud.worker.outbox import Survivor
@@ -123,6 +124,7 @@ class Worker:
             evaluate=self._evaluate,
             extend=self._extend,
             first_step=self._step,
+            meter=meter_of(host.clock, self._device),
         )
         self._begun = partial(
             Transition,
@@ -249,6 +251,7 @@ class Worker:
             state_digest=digest(tensors.items()),
             node=config.node,
             price_per_hour=config.price_per_hour,
+            core_watts=config.core_watts,
             pid=os.getpid(),
             processor=replica.processor,
             role=config.role,

@@ -100,3 +100,44 @@ def test_too_few_steps_or_unlike_generations_tell_nothing() -> None:
     assert made.profile(MEMBERS, TRIED) is None
     made.observe(report(4, 30, 1, generation=1))
     assert made.profile(MEMBERS, TRIED) is None
+
+
+def test_other_work_in_some_steps_is_not_predicted_of_those_to_come() -> None:
+    made = SeenSteps()
+    for member in MEMBERS:
+        made.observe(report(member, 0, 5))
+        for first, slow in ((5, 1.0), (10, 5.0), (15, 1.0), (20, 1.0)):
+            told = report(member, first, 5, wall_s=0.62 * slow, compute_s=0.5 * slow)
+            made.observe(replace(told, typical_s=0.62 * slow))
+    found = made.profile(MEMBERS, TRIED)
+    assert found is not None
+    job = Job(task="tasks.toy:Toy", steps=10, global_batch=16, fuse="auto")
+    step = Costs(job, found, found.speeds, SHARES, (1, 1)).predict(job.sync_point).step_s
+    assert step == pytest.approx(0.62, rel=0.01)
+
+
+def test_where_steps_leave_the_interval_they_are_predicted_anew() -> None:
+    made = seen()
+    assert made.profile(MEMBERS, TRIED) is not None
+    made.expect(0.55, 0.7)
+    at = 5 + STEPS
+
+    def more(steps: int, step_s: float) -> Profile | None:
+        nonlocal at
+        for member in MEMBERS:
+            told = report(member, at, steps, wall_s=step_s, compute_s=step_s - 0.12)
+            made.observe(replace(told, typical_s=step_s * steps / steps))
+        at += steps
+        return made.profile(MEMBERS, TRIED)
+
+    assert more(STEPS, 0.6) is None  # as it was said
+    assert more(STEPS, 1.0) is None  # twice as many are looked at
+    anew = more(STEPS, 1.0)
+    assert anew is not None
+    assert anew.speeds[1].seconds(1) == pytest.approx(0.88)
+    made.begin(1)
+    assert made.profile(MEMBERS, TRIED) is None
+
+
+def test_one_machines_memory_is_known_before_anything_travelled() -> None:
+    assert SeenSteps().of(MEMBERS, replace(TRIED, link_bytes_per_s=9.0)).link_bytes_per_s == 9.0
