@@ -152,6 +152,9 @@ _MEANING: Final[Mapping[str, str]] = {
     "keeps its process and its place for a while.",
     "MemberReturned": "The process of a member that was lost by silence goes on as another member, "
     "which joins the others once it is ready; what the one before says counts no more.",
+    "SyncAsked": "All members meet as the next generation, which exchanges by another point.",
+    "SyncChanged": "For the log.",
+    "SyncMeasured": "For the log.",
     "Predicted": "For the log.",
     "MemberLeaving": "It leaves between two steps that all agree on, if enough others are left or "
     "have come; until then it computes. Where they are too few, a checkpoint is made at once.",

@@ -10,7 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from raycloud.events import Noticed, Recovered, WorkerKey
+from raycloud.events import (
+    Noticed,
+    Recovered,
+    SyncChanged,
+    SyncMeasured,
+    SyncPoint,
+    WorkerKey,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +65,8 @@ class Meet:
 
     They meet ahead, while the present generation computes. Who leaves has nothing left to do then.
     Those `following` have no state yet: they follow the others, with a share of 0, and take it from
-    them meanwhile. `keys` as in a `Form`.
+    them meanwhile. `keys` and `sync` as in a `Form`: where that is all that changes, connections of
+    the new way are made ahead, and it is in force from the same step everywhere.
     """
 
     generation: int
@@ -66,6 +74,7 @@ class Meet:
     shares: tuple[int, ...]
     following: tuple[int, ...] = ()
     keys: tuple[WorkerKey, ...] = ()
+    sync: SyncPoint | None = None
 
 
 Change = Reshare | Save | Halt | Extend | Meet
@@ -125,7 +134,8 @@ class Form:
     Members that have computed before know better than `step` where they go on. `settled` is the
     number of the last change that is over, in force or withdrawn; one after it is still to come.
     `following` as in a `Meet`. They go `back` first where no sound state was left. `keys` are those
-    of the members, by rank, and `shares` those of replicas; see `events.key_of`.
+    of the members, by rank, and `shares` those of replicas; see `events.key_of`. Updates travel by
+    `sync`; None: as the job says, with what that lets members choose.
     """
 
     generation: int
@@ -136,6 +146,7 @@ class Form:
     following: tuple[int, ...] = ()
     back: Back | None = None
     keys: tuple[WorkerKey, ...] = ()
+    sync: SyncPoint | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,6 +222,8 @@ Command = (  # an event among them is to be said in the run's log
     | Record
     | Noticed
     | Recovered
+    | SyncChanged
+    | SyncMeasured
     | Release
     | LeaveOut
     | Readmit

@@ -8,9 +8,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SyncPoint:
+    """A point in the space of exchanges: a job's `sync` section with every auto decided."""
+
+    period: int = 1
+    topology: Literal["ring", "direct", "tree", "servers"] = "ring"
+    staleness: int | Literal["unbounded"] = 0
+    codec: str = "none"
+    ratio: int | None = None
+    stream: int = 1
+
+    def __str__(self) -> str:
+        """As settings of a job say it, for people.
+
+        >>> print(SyncPoint(), "/", SyncPoint(topology="tree", codec="int4", period=8))
+        exact / tree, codec int4, period 8
+        """
+        if self == SyncPoint():
+            return "exact"
+        told = [f"codec {self.codec}"] if self.codec != "none" else []
+        if self.period > 1:
+            told.append(f"period {self.period}")
+        if self.stream > 1:
+            told.append(f"stream {self.stream}")
+        return ", ".join((self.topology, *told))
+
 
 WorkerKey = tuple[int, int]
 """What identifies a worker's work: its replica, and its position among that replica's workers."""
@@ -55,7 +83,8 @@ class MemberReady:
     `processor`: replicas on unlike ones differ by rounding. Its memory holds a pass of
     `pass_samples` (0: it was not found out), of which each takes `sample_bytes`; the largest that
     was computed had `pass_tried`. Making the batch of a micro-batch took a thread `collate_s`; 0:
-    it was not measured. A busy core of its node takes `core_watts`, by its label.
+    it was not measured. A busy core of its node takes `core_watts`, by its label. Its steps cannot
+    be made in rounds, and why: `no_rounds`.
     """
 
     member: int
@@ -78,6 +107,7 @@ class MemberReady:
     sample_bytes: int = 0
     collate_s: float = 0.0
     core_watts: float | None = None
+    no_rounds: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -363,6 +393,38 @@ class StopRequested:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SyncAsked:
+    """Updates are to travel by another point, fields of a `SyncPoint`, from soon on."""
+
+    point: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SyncChanged:
+    """Updates travel by another point from `step` on, and `why`; the job says `given`.
+
+    A `generation` has begun with it. It was the last word of a tour that is over: `toured`.
+    """
+
+    generation: int
+    step: int
+    point: Mapping[str, Any]
+    given: Mapping[str, Any]
+    why: str
+    toured: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SyncMeasured:
+    """A point of a tour: its steps took `step_s`, the median of so many, as this generation."""
+
+    generation: int
+    point: Mapping[str, Any]
+    step_s: float
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RangeChanged:
     """The elastic range was changed from outside."""
 
@@ -485,6 +547,9 @@ JobEvent = (
     | CheckpointFailed
     | Evaluated
     | StopRequested
+    | SyncAsked
+    | SyncChanged
+    | SyncMeasured
     | RangeChanged
     | CapacityChanged
     | DataGrew

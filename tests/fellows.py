@@ -136,4 +136,5 @@ class Fellows:
             shares=told.shares,
             following=told.following,
             back=told.back if isinstance(told, Form) else None,
+            sync=told.sync,
         )

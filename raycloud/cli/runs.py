@@ -270,6 +270,33 @@ def scale(
         typer.echo(line)
 
 
+@command(name="set")
+def set_fields(
+    run: Run,
+    fields: Annotated[
+        list[str],
+        typer.Argument(metavar="FIELD=VALUE...", help="codec, topology, period or ratio of sync."),
+    ],
+    *,
+    address: JobsAddress = None,
+    insecure: InsecureOption = False,
+) -> None:
+    """Change how a run's updates travel while it goes on; returns once it is asked.
+
+    What is left out is the default: `raycloud set RUN codec=int4 period=8`. It is in force from the
+    same step on all workers. The job file keeps its own; a resumed run goes on by what was set.
+    """
+    from raycloud.report.runs import ask_for_point
+
+    if (directory := _local_run(run, address)) is not None:
+        typer.echo(f"asked {run} for {ask_for_point(directory, fields)}")
+        return
+    jobs = _jobs(address, insecure=insecure)
+    found = jobs.find(run)
+    for line in jobs.asked(found, ["set", found.directory, *fields]):
+        typer.echo(line)
+
+
 def _local_run(run: str, address: str | None) -> Path | None:
     """The run directory that is meant, if one here is."""
     from raycloud.errors import RunDirectoryError

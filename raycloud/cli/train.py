@@ -91,6 +91,10 @@ def train(
         bool,
         typer.Option("--try", help="Send two steps through everything, and keep nothing."),
     ] = False,
+    tour: Annotated[
+        bool,
+        typer.Option("--tour", help="Measure ways for updates in the run, and go on by the best."),
+    ] = False,
     restarts: RestartsOption = 0,
     plain: PlainOption = False,
     cards: Annotated[bool, typer.Option("--cards", hidden=True)] = False,
@@ -109,7 +113,8 @@ def train(
     with _interrupts(stop), _exactly(context):
         from raycloud.spec import load_job
 
-        asked = load_job(_job_path(job, run_dir, resume), overrides or ())
+        more = ("sync.tour=auto",) if tour else ()
+        asked = load_job(_job_path(job, run_dir, resume), (*(overrides or ()), *more))
         if restarts:
             raise typer.Exit(
                 supervised(context, asked.name, run_dir, restarts=restarts, clock=clock)

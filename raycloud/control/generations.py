@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from raycloud.commands import Command, Extend, Form, Halt, Meet, Prepare, Release, Reshare, Save
 from raycloud.control.membership import one_worker_each
+from raycloud.control.replanning import decide
 from raycloud.control.scaling import hand_over_at_once, let_go, who_may_stay
 from raycloud.control.tables import MemberState, Phase
 from raycloud.errors import InternalError
@@ -56,6 +57,7 @@ def meet(
         settled=membership.settled,
         keys=membership.keys,
         back=state.recovery.back,
+        sync=state.sync.point,
     )
 
 
@@ -74,6 +76,7 @@ def take_over(state: JobState, adoption: Adoption) -> Iterator[Command]:
     state.heartbeats.begin(membership.group)
     for ready in readies:
         state.resharing.know(ready)
+        state.sync.learn(ready)
     few = len(membership.group) < membership.workers[0]
     state.phase = Phase.WAITING if few else Phase.REGROUPING
     yield from wait(state) if few else regroup(state)
@@ -112,6 +115,9 @@ def regroup(state: JobState) -> Iterator[Command]:
         member.come_to(step)  # or to a later one, as it will say
     state.resharing.wait(step, state.now_s)
     shares = fit(state, group, following)
+    sent = membership.coming
+    if sent is not None and not membership.is_in_force and sent.sync != state.sync.point:
+        yield from state.sync.fail()
     membership.form(group, shares, withdraw(state, group) + 1, following)
     for number in recalled:
         members[number].recall(membership.generation, step)
@@ -132,6 +138,7 @@ def regroup(state: JobState) -> Iterator[Command]:
         following=tuple(n for n in group if n in following),
         keys=membership.keys,
         back=state.recovery.back,
+        sync=state.sync.point,
     )
 
 
@@ -235,7 +242,7 @@ def _next_change(state: JobState) -> Change | None:
     if state.checkpoints.is_due(state.now_s):
         state.checkpoints.save()
         return Save()
-    return _next_meeting(state) or _next_shares(state)
+    return _next_meeting(state) or _next_sync(state) or _next_shares(state)
 
 
 def _next_meeting(state: JobState) -> Meet | None:
@@ -250,7 +257,7 @@ def _next_meeting(state: JobState) -> Meet | None:
     if not (ready or leaving or len(membership.group) > most):
         return None
     behind = membership.who_follows(membership.group)
-    none = state.data.version > 0 or bool(behind)
+    none = state.data.version > 0 or bool(behind) or not _worth_joining(state)
     new = [] if none else [m for m in ready if not m.leaving]
     left = who_may_stay(state) or _making_room(state, len(new))
     left = (sorted(left, key=behind.__contains__) if behind else left)[:most]
@@ -269,6 +276,31 @@ def _next_meeting(state: JobState) -> Meet | None:
         shares=fit(state, numbers, following),
         following=tuple(n for n in numbers if n in following),
         keys=one_worker_each(len(numbers)),
+        sync=state.sync.point,
+    )
+
+
+def _worth_joining(state: JobState) -> bool:
+    """Whether newcomers could still win back what taking them in costs, if all else were free."""
+    step_s, stay, join = state.data.formed().step_s, "stay", "join"
+    if not step_s:
+        return True
+    best_s = {stay: step_s, join: 0.0}  # they cannot save more than all
+    cost_s = state.settings.hand_over_s
+    return decide(stay, best_s, left=state.steps_left(), cost_s=cost_s).changes
+
+
+def _next_sync(state: JobState) -> Meet | None:
+    """The same members, whose updates travel by another point; who follows is waited for."""
+    membership = state.membership
+    if state.sync.wanted is None or membership.following:
+        return None
+    return Meet(
+        generation=membership.generation + 1,
+        members=membership.group,
+        shares=membership.shares,
+        keys=membership.keys,
+        sync=state.sync.send(),
     )
 
 
@@ -330,6 +362,8 @@ def take_effect(state: JobState, outstanding: Outstanding, step: int) -> Iterato
             membership.become(change, step, state.now_s)
             state.data.formed().change_generation(change.generation, step)
             state.resharing.wait(step, state.now_s)
+            if change.sync is not None:
+                yield from state.sync.take_effect(change.sync, change.generation, step)
         case Extend() as change:
             yield from state.data.grow(change, step)
         case Halt():

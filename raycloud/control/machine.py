@@ -50,6 +50,8 @@ _FOR_THE_LOG: Final = (
     events.Noticed,
     events.Predicted,
     events.Recovered,
+    events.SyncChanged,
+    events.SyncMeasured,
 )
 _MAY_PUBLISH: Final = frozenset(
     {Phase.TRAINING, Phase.STOPPING, Phase.REGROUPING, Phase.WAITING, Phase.CLOSING}
@@ -361,6 +363,11 @@ def _progressed(state: JobState, event: events.StepsCommitted) -> Iterator[Comma
     if event.skips:
         state.data.note_skips(event.skips, event.member)
     yield from _counted(state)
+    if membership.outstanding is None:
+        group, generation = membership.group, membership.generation
+        yield from state.sync.progress(
+            event, group, generation, state.steps_left, membership.following
+        )
 
 
 def _counted(state: JobState) -> Iterator[Command]:
@@ -384,6 +391,7 @@ def _done(state: JobState, event: events.MemberDone) -> Iterator[Command]:
 def _ready(state: JobState, event: events.MemberReady) -> None:
     state.membership.members[event.member].introduce(event)
     state.resharing.know(event)
+    state.sync.learn(event)
     state.heartbeats.begin([event.member])
 
 
@@ -472,6 +480,7 @@ _ABSORB: Final[Mapping[type[Event], _Absorb]] = {
     events.CheckpointPublished: lambda s, e: s.checkpoints.published(e.step, s.now_s),
     events.CheckpointFailed: lambda s, e: s.checkpoints.fail(e, s.now_s, ends=_ends(s)),
     events.StopRequested: JobState.stop,
+    events.SyncAsked: lambda s, e: s.sync.ask(e),
     events.RangeChanged: lambda s, e: s.membership.set_range(e.min_workers, e.max_workers),
     events.CapacityChanged: scaling.hold,
     events.DataGrew: lambda s, e: s.data.announce(e),

@@ -232,6 +232,11 @@ class Membership:
         change = self.outstanding.change if self.outstanding is not None else None
         return change if isinstance(change, Meet) else None
 
+    @property
+    def is_in_force(self) -> bool:
+        """Somebody has made the change that was sent ahead: so will all others."""
+        return self.outstanding is not None and self.outstanding.in_force
+
     def any_gone(self) -> bool:
         """Whether a member of the present generation is gone."""
         return self._now().gone

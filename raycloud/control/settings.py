@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from raycloud.errors import CheckpointError, InternalError
+from raycloud.events import SyncPoint
 from raycloud.order import EpochSizes, Ledger, Position, Steps
 
 
@@ -59,6 +60,12 @@ class ControlSettings:
         exact: Gradients travel as they are, where `sync: auto` would encode them.
         auto_period: Steps of the longest round that `sync: auto` could choose; 1: it makes none.
         saves: Checkpoints are asked for when they are worth it (see `saving`).
+        sync: By which point the job says that updates travel.
+        in_force: By which they did when the run was ended, where that is another.
+        tour: Points to be measured in the run, which goes on with the fastest.
+        warm_steps: So many come before there are rounds.
+        job_steps: Of the whole job; None: as many as its `epochs` have, or it is not known.
+        epochs: Of the whole job; None: likewise.
         step: The first step to compute; more than 0 if the run goes on from a checkpoint.
         position: Where the sequence stands before `step`.
         ledger: The checkpoint's `Ledger.state()`; None if nothing is committed yet.
@@ -97,6 +104,12 @@ class ControlSettings:
     exact: bool = True
     auto_period: int = 1
     saves: bool = False
+    sync: SyncPoint = field(default_factory=SyncPoint)
+    in_force: SyncPoint | None = None
+    tour: tuple[SyncPoint, ...] = ()
+    warm_steps: int = 0
+    job_steps: int | None = None
+    epochs: int | None = None
     step: int = 0
     position: Position = field(default_factory=Position)
     ledger: Mapping[str, Any] | None = None

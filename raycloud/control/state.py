@@ -11,6 +11,7 @@ from raycloud.control.heartbeats import Heartbeats
 from raycloud.control.membership import Membership
 from raycloud.control.recovery import Recovery
 from raycloud.control.shares import Resharing
+from raycloud.control.sync import Sync
 from raycloud.control.tables import Phase
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class JobState:
         checkpoints: What is kept of it.
         heartbeats: Who answers calls.
         resharing: Their shares, and how fast they are where shares follow that.
+        sync: By which point updates travel.
         exchange: What it costs to exchange gradients.
         phase: Where the job stands.
         now_s: When control was last asked.
@@ -53,6 +55,7 @@ class JobState:
         )
         self.heartbeats = Heartbeats(settings.late_s)
         self.resharing = Resharing(settings)
+        self.sync = Sync(settings)
         self.exchange = ExchangeCost(exact=settings.exact, auto_period=settings.auto_period)
         self.phase = Phase.NEW
         self.now_s = 0.0
@@ -64,6 +67,16 @@ class JobState:
         """A stop is asked for, maybe once more."""
         self.stop_requests += 1
         self.stop_reason = self.stop_reason or event.reason
+
+    def steps_left(self) -> int | None:
+        """Steps to come, as far as data and job are known; None: it is not known."""
+        settings, progress = self.settings, self.data.progress
+        if progress is None or (settings.job_steps is None and settings.epochs is None):
+            return None
+        done = progress.committed_step
+        if settings.job_steps is not None:
+            return max(0, settings.job_steps - done)
+        return progress.steps.until_epoch(settings.epochs or 1, progress.position_at(done))
 
     def tell_that_none_joins(self) -> bool:
         """A person is told that members do not join any more; False: that was told before."""

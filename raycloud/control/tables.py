@@ -99,6 +99,9 @@ _FROM_OUTSIDE: _Kinds = (
     events.DataGrew,
     events.Noticed,
     events.Predicted,
+    events.SyncAsked,
+    events.SyncChanged,
+    events.SyncMeasured,
 )
 _WITHOUT_STEPS: _Kinds = (
     events.GenerationFormed,

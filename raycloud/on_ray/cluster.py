@@ -33,12 +33,13 @@ from raycloud.events import (
     RangeChanged,
     StepsCommitted,
     StopRequested,
+    SyncPoint,
 )
 from raycloud.net.rendezvous_store import Rendezvous
 from raycloud.on_ray.attach import draining, free, inventory, node_id_here
 from raycloud.on_ray.fleet import ASKED_PLACE_S, PLACE_S, Fleet
 from raycloud.on_ray.ingest import PipelineConfig, living_pipeline
-from raycloud.on_ray.session import RunHandle
+from raycloud.on_ray.session import RunHandle, passed_over
 from raycloud.order.layout import lanes_of
 from raycloud.planner.cost import LOOPBACK_BYTES_PER_S, Profile
 from raycloud.planner.inventory import Inventory, capacity, place
@@ -104,6 +105,7 @@ class RayCluster:
         self._seen = SeenSteps()
         self._shares: dict[int, tuple[int, ...]] = {}  # by generation, of the newest few
         self._untold: list[Event] = []
+        self._sync: SyncPoint | None = None  # in force or to come, as far as anybody has said
         self._at = -1, 0  # the newest generation, and the step before which it stands
         self.plan: Plan | None = None
 
@@ -199,6 +201,9 @@ class RayCluster:
         self._seen.begin(formed.generation)
         self._keep_shares(formed.generation, formed.shares)
         self._at = formed.generation, max(self._at[1], getattr(formed, "step", 0))
+        if formed.sync != self._sync:
+            self._sync = formed.sync
+            self._seen.travel()
         self._write_plan(formed.members, formed.shares)
 
     def _keep_shares(self, generation: int, shares: tuple[int, ...]) -> None:
@@ -210,7 +215,7 @@ class RayCluster:
         self, members: Sequence[int], shares: tuple[int, ...], profile: Profile | None = None
     ) -> Plan:
         """Keep what is predicted of this generation, to be held against what is measured."""
-        job = self._session.job
+        job = self._session.job if self._sync is None else self._session.job.at(self._sync)
         readies = [self._ready[member] for member in members]
         elastic = job.elastic.model_copy(update={"shares": shares})
         self.plan = plan = make(
@@ -335,13 +340,11 @@ class ClusterWatch:
     def __init__(self, inventory: Inventory, session: Session) -> None:
         self.inventory = inventory
         self._asks_for = session.job.most_workers if session.autoscales else 0
-        self._resources = session.job.resources.worker
-        self._directory, self._clock = session.directory, session.clock
-        self._stop = session.stop
+        self._resources, self._points = session.job.resources.worker, session.asked_points
+        self._directory, self._clock, self._stop = session.directory, session.clock, session.stop
         self._handle = session.stop if isinstance(session.stop, RunHandle) else None
         self._looked_s = self._asked_s = self._clock.monotonic_s()
-        self._leaving: set[str] = set()  # nodes
-        self._told: set[int] = set()  # members on them
+        self._leaving, self._told = set[str](), set[int]()  # nodes, and members on them
         self.room = self._seen = capacity(inventory, self._resources)
 
     def _room(self, placed: Mapping[int, str], places: int) -> int:
@@ -365,12 +368,11 @@ class ClusterWatch:
             found.append(StopRequested(reason=why))
         if now_s - self._asked_s >= _ASKED_S:
             self._asked_s = now_s
-            found += [*self._requests(), *self._drained(placed())]
+            found += [*self._requests(), *self._points(), *self._drained(placed())]
         if now_s - self._looked_s >= LOOK_S:
             self._looked_s = now_s
             room, before = self._room(placed(), fleet.places), self._seen
-            # Members wait for their place then, and one that is waited for is what Ray's autoscaler
-            # goes by.
+            # Members then wait for their places, by which Ray's autoscaler goes.
             seen = max(room, self._asks_for)
             if seen == before != self.room:  # twice: what is given to another is nobody's meanwhile
                 if room < seen:
@@ -407,8 +409,7 @@ class ClusterWatch:
         try:
             return take_servers(self._directory.path), []
         except ValueError as error:
-            detail = {"why": str(error)}
-            return None, [Noticed(what="a wish for other servers was passed over", detail=detail)]
+            return None, [passed_over("servers", error)]
 
     def _requests(self) -> list[Event]:
         if self._handle is not None and (wanted := self._handle.take_range()) is not None:
@@ -416,8 +417,7 @@ class ClusterWatch:
         try:
             asked = take_range(self._directory.path)
         except ValueError as error:
-            detail = {"why": str(error)}
-            return [Noticed(what="a wish for other workers was passed over", detail=detail)]
+            return [passed_over("workers", error)]
         return [] if asked is None else [RangeChanged(**asked)]
 
 

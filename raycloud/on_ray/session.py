@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
 from raycloud import errors
 from raycloud.control import ControlSettings
-from raycloud.events import CheckpointPublished
+from raycloud.errors import SpecError
+from raycloud.events import CheckpointPublished, Noticed, SyncAsked, SyncPoint
 from raycloud.order import Position
 from raycloud.spec import RunDirectory
-from raycloud.spec.rundir import Range, checked_range, checked_servers
+from raycloud.spec.load import point_of
+from raycloud.spec.rundir import Range, checked_range, checked_servers, take_point
+from raycloud.spec.sections import parse_point
 from raycloud.worker.context import MemberConfig
 
 if TYPE_CHECKING:
@@ -42,7 +45,7 @@ class StopSwitch(Protocol):
 
 
 class RunHandle:
-    """What a caller holds of a run: it may be stopped, and have other workers or servers.
+    """What a caller holds of a run: it may be stopped, and have other workers, servers or codecs.
 
         handle = raycloud.RunHandle()
         threading.Thread(target=raycloud.train, args=(job,), kwargs={"stop": handle}).start()
@@ -56,6 +59,7 @@ class RunHandle:
         self.reason: str | None = None
         self._turn = Lock()
         self._range: Range | None = None
+        self._point: dict[str, Any] | None = None
         self._servers: int | None = None
 
     def stop(self, reason: str = "asked to stop") -> None:
@@ -77,6 +81,21 @@ class RunHandle:
             found, self._range = self._range, None
         return found
 
+    def resync(self, point: str) -> None:
+        """Ask for another way of updates from soon on, as `raycloud set` does: `codec=int4`.
+
+        Raises:
+            ValueError: That names none.
+        """
+        with self._turn:
+            self._point = parse_point(point)
+
+    def take_point(self) -> dict[str, Any] | None:
+        """What was asked for since the last call; None: nothing."""
+        with self._turn:
+            found, self._point = self._point, None
+        return found
+
     def reshard(self, servers: int) -> None:
         """Ask for so many servers, each with a part of what all have, from soon on.
 
@@ -91,6 +110,11 @@ class RunHandle:
         with self._turn:
             found, self._servers = self._servers, None
         return found
+
+
+def passed_over(wish: str, error: Exception) -> Noticed:
+    """What the log says of a wish for others that cannot be."""
+    return Noticed(what=f"a wish for other {wish} was passed over", detail={"why": str(error)})
 
 
 class Seats(Protocol):
@@ -204,17 +228,43 @@ class Session:
         """Whether Ray's autoscaler is asked for machines; seats are a sweep's to ask for."""
         return self.job.elastic.autoscale and self.seats is None
 
+    def asked_points(self) -> list[Event]:
+        """Another way of updates, where one is asked for that the job could have asked for."""
+        handle = self.stop if isinstance(self.stop, RunHandle) else None
+        try:
+            told = None if handle is None else handle.take_point()
+            told = told or take_point(self.directory.path)
+            if told is None:
+                return []
+            return [SyncAsked(point=asdict(point_of(self.job, told)))]
+        except (ValueError, SpecError) as error:
+            return [passed_over("updates", error)]
+
     def settings(self, origin: Origin, tally: Tally, capacity: int) -> ControlSettings:
         """Everything that control knows before the first event."""
-        job = self.job
+        job, resumed = self.job, tally.sync if self.resume else None
+        # What the job says now counts, where that is another than it was.
+        known = resumed is not None and SyncPoint(**resumed.given) == job.sync_point
+        in_force = SyncPoint(**resumed.point) if resumed is not None and known else None
+        tour = () if resumed is not None and known and resumed.toured else job.tour_points
+        if self.resume and in_force is None and (tour or tally.sync_asked):
+            in_force = job.sync_point  # members that are there may be on their way to another
+        points = [*tour, *filter(None, [in_force])]
+        longest = max(job.first_period, *(one.period for one in points), 1)
         return ControlSettings(
+            sync=job.sync_point,
+            in_force=in_force,
+            tour=tour,
+            warm_steps=job.warm_steps,
+            job_steps=self.only_steps or job.steps,
+            epochs=None if job.steps is not None else job.epochs,
             exact=job.sync_point.codec == "none"
             and not job.asynchronous
             and job.resources.worker.gpus == 0,
             auto_period=job.auto_period,
             min_workers=job.elastic.min_workers,
             max_workers=job.most_workers,
-            silence_s=SILENCE_S * job.round_steps(job.first_period),  # members tell of rounds
+            silence_s=SILENCE_S * job.round_steps(longest),  # a member tells of whole rounds
             saves=job.checkpoint.every_steps == "auto",
             most_failed=job.checkpoint.most_failed,
             capacity=capacity,

@@ -196,7 +196,7 @@ class Plan:
         """One row for each other way for updates to travel, for a table."""
         return [
             {
-                "sync": _named(one.sync),
+                "sync": str(one.sync),
                 "step_s": one.predicted.step_s,
                 "samples_per_s": one.predicted.samples_per_s,
                 "bytes_per_step": one.predicted.bytes_per_step,
@@ -231,7 +231,7 @@ class Plan:
         best = min(better, key=lambda one: one.predicted.step_s)
         return (
             f"a step would take {best.predicted.step_s:.3g} s in place of "
-            f"{self.predicted.step_s:.3g} with {_named(best.sync)}: try --set sync=auto, which "
+            f"{self.predicted.step_s:.3g} with {best.sync}: try --set sync=auto, which "
             "chooses in the run by what it measures"
         )
 
@@ -255,18 +255,6 @@ class Plan:
 
 def _told_apart(member: PlannedMember) -> str:
     return f"{member.host} {member.node[:_ID]}".strip()
-
-
-def _named(sync: SyncPoint) -> str:
-    """A way for updates to travel, as settings of a job say it."""
-    if sync == SyncPoint():
-        return "exact"
-    told = [f"codec {sync.codec}"] if sync.codec != "none" else []
-    if sync.period > 1:
-        told.append(f"period {sync.period}")
-    if sync.stream > 1:
-        told.append(f"stream {sync.stream}")
-    return ", ".join((f"{sync.topology}", *told))
 
 
 def _note(one: Alternative) -> str:

@@ -84,6 +84,10 @@ class SeenSteps:
         self._told = min(self._told, generation - 1)
         self._wanted = STEPS
 
+    def travel(self) -> None:
+        """Updates travel in another way: what was waited for is not what will be."""
+        self._waited_s = None
+
     def expect(self, low_s: float, high_s: float) -> None:
         """Steps are predicted to take so long, by what has been seen: see whether they do."""
         self._likely_s = low_s, high_s

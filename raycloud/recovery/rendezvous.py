@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import torch
 
     from raycloud.commands import Back
-    from raycloud.events import WorkerKey
+    from raycloud.events import SyncPoint, WorkerKey
     from raycloud.net.direct import Make
     from raycloud.net.served import SumServers
     from raycloud.net.stream import Place
@@ -55,7 +55,7 @@ class Meeting:
     `settled` is the number of the last change that is over, in force or withdrawn. A `planned`
     meeting is that change itself: those that compute come to it `ahead`, while they do, and give
     its number there. Members of `following` need not have the state yet. Where nobody had it any
-    more they go `back` before they come. `keys` are as in a `Form`.
+    more they go `back` before they come. `keys` and `sync` are as in a `Form`.
     """
 
     place: Place
@@ -71,6 +71,7 @@ class Meeting:
     ahead: int | None = None
     back: Back | None = None
     keys: tuple[WorkerKey, ...] = ()
+    sync: SyncPoint | None = None
 
     @property
     def labelled(self) -> Zones:
@@ -96,6 +97,7 @@ class Meeting:
             planned=isinstance(formed, Meet),
             following=formed.following,
             keys=formed.keys,
+            sync=formed.sync,
             back=formed.back if isinstance(formed, Form) else None,
             **more,
         )

@@ -24,6 +24,9 @@ from raycloud.events import (
     RunStarted,
     StepNotFinite,
     StopRequested,
+    SyncChanged,
+    SyncMeasured,
+    SyncPoint,
 )
 from raycloud.report.figures import byte_count, counted, figure, printable_line
 
@@ -115,6 +118,17 @@ def _trouble_text(event: Observed) -> str:
             return f"no sound state is left: going back to {there}"
         case Recovered():
             return f"went on after {event.seconds:.1f} s, {event.lost_steps} steps lost"
+        case _:
+            return _sync_text(event)
+
+
+def _sync_text(event: Observed) -> str:
+    match event:
+        case SyncMeasured():
+            return f"a step takes {figure(event.step_s)} s by {SyncPoint(**event.point)}"
+        case SyncChanged():
+            by = SyncPoint(**event.point)
+            return f"updates travel by {by} from step {event.step} on: {event.why}"
         case _:
             return ""
 

@@ -19,7 +19,16 @@ from raycloud.report.log import Tail
 from raycloud.report.run_status import RunStatus, status_of, to_line, total_steps
 from raycloud.report.snapshot import state_of
 from raycloud.report.state import RunState, Tally
-from raycloud.spec.rundir import RUNS, RunDirectory, ask_range, ask_servers, parse_range
+from raycloud.spec.load import point_of
+from raycloud.spec.rundir import (
+    RUNS,
+    RunDirectory,
+    ask_point,
+    ask_range,
+    ask_servers,
+    parse_range,
+)
+from raycloud.spec.sections import parse_point
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
@@ -172,6 +181,25 @@ def ask_driver(directory: Path, workers: str) -> str:
         raise _undriven(directory, "scale ID WORKERS")
     ask_range(directory, asked)
     return f"{asked['min_workers']} to {asked['max_workers']}"
+
+
+def ask_for_point(directory: Path, words: Sequence[str]) -> str:
+    """Ask the run in a directory for another way of updates, as people write it; which it is.
+
+    Raises:
+        JobError: Nobody drives it on this machine, or its job could not have asked for that.
+        MachineError: Its driver cannot be reached.
+    """
+    try:
+        told = parse_point(" ".join(words))
+    except ValueError as error:
+        hint = "write it as `codec=int4 topology=tree period=8`"
+        raise SpecError("FIELD=VALUE", " ".join(words), str(error), hint=hint) from None
+    point = point_of(RunDirectory(directory).job(), told)
+    if driver_of(directory) is None:
+        raise _undriven(directory, "set ID FIELD=VALUE")
+    ask_point(directory, told)
+    return str(point)
 
 
 def ask_for_servers(directory: Path, servers: int) -> None:

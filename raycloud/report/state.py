@@ -39,6 +39,10 @@ from raycloud.events import (
     RunStarted,
     StepsCommitted,
     StopRequested,
+    SyncAsked,
+    SyncChanged,
+    SyncMeasured,
+    SyncPoint,
 )
 from raycloud.report import recoveries
 from raycloud.report.data import DataTally
@@ -49,6 +53,7 @@ _MOST_POINTS = 4096
 _FRESH_POINTS = 1024  # the newest ones, never merged
 _MOST_NOTICES = 100
 _MOST_NOTES = 200
+_MOST_TOURED = 40
 _STATES: dict[type[Event], str] = {  # of a member, after such an event of it
     DataPreparing: "waiting for data",
     MemberReady: "ready",
@@ -168,6 +173,8 @@ class Tally:
         lead_steps: Samples and wall seconds of the lead.
         watts: Of a busy core of each member's node, where that is labelled.
         expected: The first prediction of this session, and the newest.
+        sync: By which point updates travel, where that has been changed, or `sync_asked` for.
+        toured: Points of the newest tour, with what was predicted and measured of each.
     """
 
     job: str = ""
@@ -210,12 +217,16 @@ class Tally:
     lead_steps: tuple[int, float] = (0, 0.0)
     watts: dict[int, float] = field(default_factory=dict)
     expected: list[Expected] = field(default_factory=list)
+    sync: SyncChanged | None = None
+    sync_asked: bool = False
+    toured: list[dict[str, Any]] = field(default_factory=list)
     _met: set[int] = field(default_factory=set)
     _streams: dict[int, tuple[int, int]] = field(default_factory=dict)  # (steps, samples) reported
     _entered: tuple[int, int] = (0, -1)  # (session, generation) that was counted last
     _base: tuple[int, int] = (0, 0)  # (steps, samples) where this session went on
     _lead: int | None = None  # where it is known
     _behind: set[int] | None = None  # who has not reported more than counts; None: unknown
+    _foreseen: dict[int, tuple[float, float, float]] = field(default_factory=dict)  # of a step
     _back: bool = False  # to a checkpoint, and has not gone on since
     _over: int = -1  # reports of this generation and older ones come too late
 
@@ -310,8 +321,18 @@ class Tally:
         self._take_back(step)
         self.data.start()
         self.expected.clear()
+        self._foreseen.clear()
         self.awaited, self.ready, self._met = set(), set(), set()
         self.sessions.append(Session(started_t=t, from_step=step))
+
+    def _tour(self, event: SyncMeasured) -> None:
+        """A point was measured, maybe anew; shares may have changed since it came in force."""
+        met = max((g for g in self._foreseen if g <= event.generation), default=-1)
+        predicted_s, low_s, high_s = self._foreseen.get(met, (None, None, None))
+        found = {"point": str(SyncPoint(**event.point)), "measured_s": event.step_s}
+        found |= {"predicted_s": predicted_s, "low_s": low_s, "high_s": high_s}
+        others = [one for one in self.toured if one["point"] != found["point"]]
+        self.toured = [*others[-_MOST_TOURED:], found]
 
     def _introduce(self, t: float, event: MemberReady) -> None:
         self.ready.add(event.member)
@@ -439,6 +460,14 @@ class Tally:
             case Predicted():
                 now = Expected(t, self.spent.bytes_sent, self.spent.energy_j, event)
                 self.expected = [*self.expected[:1], now]
+                foreseen = event.step_s, event.low_s, event.high_s
+                self._foreseen.setdefault(event.generation, foreseen)  # the first, before any step
+            case SyncAsked():
+                self.sync_asked = True
+            case SyncChanged():
+                self.sync = event
+            case SyncMeasured():
+                self._tour(event)
             case _:
                 pass
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from raycloud.bounded import json_value, read_whole
 from raycloud.errors import RunDirectoryError
+from raycloud.events import SyncPoint
 from raycloud.redact import redact
 from raycloud.report.figures import finite
 from raycloud.report.predictions import compared
@@ -84,6 +85,9 @@ class Summary:
             what a member sends, both averaged over the steps it computed.
         compared: Of this start of the run each quantity as predicted and as measured: see
             `report.predictions.Compared`.
+        toured: Points of the newest tour: `point`, `measured_s` of a step, and `predicted_s`,
+            likely `low_s` to `high_s`, where that was known. Updates travel by `sync` at the end,
+            where that is not what the job says.
         cost: See `cost` of this module; `priced_nodes` of all `nodes` have a price.
         loss_curve: [step, loss] at up to 120 places; `rate_curve`: [step, samples per second up to
             it], likewise.
@@ -108,6 +112,8 @@ class Summary:
     predicted: dict[str, Any] = field(default_factory=dict)
     measured: dict[str, float] = field(default_factory=dict)
     compared: list[dict[str, Any]] = field(default_factory=list)
+    toured: list[dict[str, Any]] = field(default_factory=list)
+    sync: str = ""
     job: str = ""
     version: str = ""
     error: str | None = None
@@ -193,6 +199,8 @@ def summarize(tally: Tally, *, predicted: Mapping[str, Any] | None = None) -> Su
         hidden_s=spent.overlap_s,
         exposed_s=spent.exchange_s,
         predicted=dict(predicted or {}),
+        toured=list(tally.toured),
+        sync="" if tally.sync is None else str(SyncPoint(**tally.sync.point)),
         compared=[one.to_record() for one in compared(tally, per_step_s, cost(tally))],
         measured={name: value for name, value in measured.items() if value is not None},
         step_s=per_step_s,

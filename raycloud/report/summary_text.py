@@ -165,6 +165,7 @@ def _rows(summary: Summary, directory: Path | None) -> list[tuple[str, str]]:
         ("speed", _speed(summary)),
         ("workers", workers if summary.workers else ""),
         ("exchanged", _exchanged(summary)),
+        ("updates by", printable_line(summary.sync)),
         ("batch", _batch(summary)),
         ("data", _data(summary)),
         ("storage", _storage(summary)),
@@ -281,6 +282,7 @@ def _recoveries(summary: Summary) -> str:
 def _predicted(summary: Summary) -> list[tuple[str, str, str, str]]:
     """What a run as a whole was to take, and then what a step is made of."""
     rows = [_printable(Compared.from_record(one).texts) for one in summary.compared]
+    rows += [_toured(one) for one in summary.toured]
     told = {one["name"] for one in summary.compared}
     sure = [summary.predicted.get(name) for name in _INTERVAL]
     known = [x for x in sure if isinstance(x, int | float) and x > 0]
@@ -300,6 +302,16 @@ def _predicted(summary: Summary) -> list[tuple[str, str, str, str]]:
         label = printable_line(_LABELS.get(name, name))
         rows.append((label, figure(predicted), figure(measured), off))
     return rows
+
+
+def _toured(one: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """A point of a tour: seconds of a step."""
+    predicted_s, measured_s = one.get("predicted_s"), one["measured_s"]
+    notes = [f"{100 * (measured_s / predicted_s - 1):+.0f}%"] if predicted_s else []
+    if predicted_s and one.get("high_s"):
+        notes.append(f"likely {figure(one['low_s'])} to {figure(one['high_s'])}")
+    label = f"s per step, {one['point']}"
+    return _printable((label, figure(predicted_s), figure(measured_s), ", ".join(notes)))
 
 
 def _printable(texts: tuple[str, str, str, str]) -> tuple[str, str, str, str]:

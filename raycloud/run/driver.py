@@ -35,6 +35,8 @@ from raycloud.events import (
     MemberLost,
     Noticed,
     Recovered,
+    SyncChanged,
+    SyncMeasured,
     WorkerKey,
 )
 from raycloud.metrics import Metric, merge_all
@@ -240,7 +242,17 @@ class Driver:
                 case _:
                     self._keep(command)
 
-    def _keep(self, command: Record | Publish | Restore | Noticed | Recovered | Finish) -> None:
+    def _keep(
+        self,
+        command: Record
+        | Publish
+        | Restore
+        | Noticed
+        | Recovered
+        | SyncChanged
+        | SyncMeasured
+        | Finish,
+    ) -> None:
         control, records = self.control, self._records
         match command:
             case Record(records=lines):
@@ -251,7 +263,7 @@ class Driver:
             case Restore(newest=newest):
                 self._evaluations = Evaluations()  # some are made again
                 records.find_back(control.last_published, newest)
-            case Noticed() | Recovered():
+            case Noticed() | Recovered() | SyncChanged() | SyncMeasured():
                 self._pending.append(command)
             case Finish():
                 self.finish = command

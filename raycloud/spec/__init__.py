@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from raycloud.events import SyncPoint
 from raycloud.spec.environment import Environment
 from raycloud.spec.job import FORMAT, Job, TaskReference
 from raycloud.spec.load import dump_job, load_job
@@ -23,7 +24,6 @@ from raycloud.spec.sections import (
     EvaluateSection,
     ResourcesSection,
     RoleResources,
-    SyncPoint,
     SyncSection,
 )
 

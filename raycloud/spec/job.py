@@ -24,9 +24,11 @@ from pydantic import (
 )
 
 from raycloud.bounded import expanded
+from raycloud.events import SyncPoint
 from raycloud.spec.mistakes import Where, combined, mistakes_in
 from raycloud.spec.rules import broken
 from raycloud.spec.sections import (
+    POINT_FIELDS,
     STREAMED_PERIODS,
     Auto,
     CheckpointSection,
@@ -37,9 +39,9 @@ from raycloud.spec.sections import (
     ResourcesSection,
     Section,
     ServersSection,
-    SyncPoint,
     SyncSection,
     TrackingSection,
+    parse_point,
     plain_settings,
     written_out,
     wrong,
@@ -305,7 +307,7 @@ class Job(Section):
     @property
     def sync_point(self) -> SyncPoint:
         """How updates travel, every auto decided."""
-        asked = self.sync.model_dump(exclude={"bucket_bytes", "outer", "warm_steps"})
+        asked = self.sync.model_dump(exclude={"bucket_bytes", "outer", "warm_steps", "tour"})
         told = {name: value for name, value in asked.items() if value != "auto"}
         if asked["codec"] == "auto" and asked["topology"] != "ring":
             told["codec"] = "none" if self.resources.worker.gpus else "int4"
@@ -315,6 +317,40 @@ class Job(Section):
         if self.asynchronous:
             told = {"staleness": _STALENESS, **told}
         return SyncPoint(**{"topology": "tree" if coded else "ring", **told})
+
+    def at(self, point: SyncPoint) -> Job:
+        """The same job whose updates travel by this point, which has been checked."""
+        told = {name: getattr(point, name) for name in (*POINT_FIELDS, "staleness")}
+        return self.model_copy(update={"sync": self.sync.model_copy(update=told)})
+
+    @property
+    def tour_points(self) -> tuple[SyncPoint, ...]:
+        """What a run measures within itself before it goes on with the fastest; none: no tour.
+
+        The point that the job says comes first. Where each update is to be exact, those of `auto`
+        lose nothing; none are on GPUs, whose exchange is another one.
+        """
+        asked, first = self.sync.tour, self.sync_point
+        if asked is None or self.served or self.resources.worker.gpus:
+            return ()
+        if asked != "auto":
+            named = [parse_point(text) for text in asked]
+            return tuple(self._point(told) for told in named)
+        points = [first, *(SyncPoint(topology=one) for one in ("ring", "direct", "tree"))]
+        if self.sync.period != 1 or self.sync.codec != "none":
+            points += [SyncPoint(topology="tree", codec=one) for one in ("bf16", "int8", "int4")]
+            points += [
+                SyncPoint(topology="tree", codec="int4", period=steps)
+                for steps in (8, 16)
+                if steps <= self.auto_period
+            ]
+        return tuple(dict.fromkeys(points))
+
+    def _point(self, told: Mapping[str, Any]) -> SyncPoint:
+        """What leaves out a topology has that which its codec needs, as in the section."""
+        ratio = {"ratio": _RATIO} if told.get("codec") == "topk" and "ratio" not in told else {}
+        coded = told.get("codec", "none") != "none"
+        return SyncPoint(**{"topology": "tree" if coded else "ring", **ratio, **told})
 
     @property
     def asynchronous(self) -> bool:

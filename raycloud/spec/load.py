@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raycloud.bounded import expanded
 from raycloud.errors import SpecError
@@ -24,6 +24,9 @@ from raycloud.spec.schema import Node, accepts, fields_of, plain_word, schema_of
 from raycloud.spec.secrets import kept, literal
 from raycloud.spec.sections import written_out
 from raycloud.spec.yaml_text import Parsed, YamlRefusedError, parse, write
+
+if TYPE_CHECKING:
+    from raycloud.events import SyncPoint
 
 LARGEST_FILE_BYTES = 2**18
 
@@ -95,6 +98,37 @@ def with_values(job: Job, values: Mapping[str, Any]) -> Job:
     for field, value in values.items():
         _put(tree, field, value)
     return Job.model_validate(tree)
+
+
+def point_of(job: Job, told: Mapping[str, Any]) -> SyncPoint:
+    """The point by which updates of a run of this job may travel, by fields of `sync`.
+
+    What these leave out is the default, with the topology that the codec needs.
+
+    Raises:
+        SpecError: The job could not have asked for it, or its updates cannot change their way.
+
+    >>> job = Job(task="a:B", steps=1)
+    >>> print(point_of(job, {"codec": "int4", "period": 8}))
+    tree, codec int4, period 8
+    """
+    if job.served:
+        raise SpecError(
+            "sync.topology",
+            "servers",
+            "is not changed while a run goes on",
+            hint="start a run whose sync.topology is another",
+        )
+    if job.sync.stream > 1:
+        raise SpecError(
+            "sync.stream",
+            job.sync.stream,
+            "is not changed while a run goes on, nor is what goes with it",
+            hint="start a run without sync.stream",
+        )
+    default = {"codec": "none", "topology": "auto", "period": 1, "ratio": None}
+    asked = {**default, **told, "staleness": 0, "tour": None, "warm_steps": 0}
+    return with_values(job, {f"sync.{name}": value for name, value in asked.items()}).sync_point
 
 
 def dump_job(job: Job) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from raycloud.spec.mistakes import NOT_SET, Where, mistake
+from raycloud.spec.sections import parse_point
 
 if TYPE_CHECKING:
     from raycloud.errors import SpecError
@@ -235,6 +236,33 @@ def _read_in_rounds(period: Any, every_steps: object) -> Broken | None:
     )
 
 
+def _toured(tour: object, *fields: object) -> Broken | None:
+    """Each point of a tour is one that the job could have asked for."""
+    for text in tour if isinstance(tour, list | tuple) else ():
+        told = {"codec": "none", "period": 1, "topology": "auto", "ratio": None}
+        told |= parse_point(text)
+        if (found := _untraveled(told, *fields)) is not None:
+            return f"has the point {text!r}: {found[0]}", found[1]
+    return None
+
+
+def _untraveled(told: dict[str, Any], *fields: Any) -> Broken | None:
+    """What is wrong with a point that has these fields, in a job with these others."""
+    scaling, on_nan, backup, saved, measured = fields
+    codec, period, topology = told["codec"], told["period"], told["topology"]
+    broken_by = (
+        _uncoded(topology, codec),
+        _topk_in_rounds(codec, period),
+        _kept_by_topk(told["ratio"], codec),
+        _stops_in_rounds(period, on_nan),
+        _backed_up_in_rounds(period, backup),
+        _read_in_rounds(period, saved),
+        _read_in_rounds(period, measured),
+        _adascale_exchanges(scaling, period, codec, topology, 0),
+    )
+    return next((one for one in broken_by if one is not None), None)
+
+
 def _adascale(
     scaling: str, global_batch: int, base_batch: int | None, min_workers: int
 ) -> Broken | None:
@@ -324,6 +352,36 @@ RULES: tuple[Rule, ...] = (
         ("sync.ratio", "sync.codec"),
         "Without `sync.codec` topk, `sync.ratio` is null.",
         _kept_by_topk,
+    ),
+    Rule(
+        (
+            "sync.tour",
+            "rate_scaling",
+            "errors.on_nan",
+            "elastic.backup_micro_batches",
+            "checkpoint.every_steps",
+            "evaluate.every_steps",
+        ),
+        "Each point of `sync.tour` is one that the job could have asked for.",
+        _toured,
+    ),
+    Rule(
+        ("sync.tour", "sync.topology"),
+        "With `sync.topology` servers there is no tour.",
+        lambda tour, topology: (
+            None
+            if tour is None or topology != "servers"
+            else ("updates that travel by servers cannot change to another way", "leave tour out")
+        ),
+    ),
+    Rule(
+        ("sync.tour", "sync.stream"),
+        "With a `sync.stream` of more than 1 there is no tour.",
+        lambda tour, stream: (
+            None
+            if tour is None or stream == 1
+            else ("rounds with fragments cannot change to another way", "leave tour out")
+        ),
     ),
     Rule(
         ("sync.staleness", "sync.topology"),

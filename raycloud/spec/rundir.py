@@ -30,6 +30,7 @@ from raycloud.spec.load import dump_job, load_job
 from raycloud.spec.mistakes import combined, mistake
 from raycloud.spec.schema import plain_word
 from raycloud.spec.secrets import place_of
+from raycloud.spec.sections import POINT_FIELDS
 
 if TYPE_CHECKING:
     from raycloud.spec.job import Job
@@ -41,6 +42,7 @@ RUNS = Path("runs")  # where runs without a place of their own go, below the cur
 ASIDE = "unsaved-"  # begins the names of folders with what starts without a checkpoint have left
 _REQUEST = "range.request"  # the file in which people ask for another range of workers
 _SERVERS_REQUEST = "servers.request"  # and for another number of servers
+_POINT_REQUEST = "sync.request"  # and for another way of updates
 MOST_SERVERS = 1024
 _REQUEST_FORMAT = 1
 _LARGEST_REQUEST_BYTES = 10_000
@@ -413,6 +415,30 @@ def take_servers(directory: Path) -> int | None:
     """
     found = _taken(directory / _SERVERS_REQUEST)
     return None if found is None else checked_servers(found.get("servers"))
+
+
+def ask_point(directory: Path, point: Mapping[str, Any]) -> None:
+    """Leave the wish for another way of updates; one that was not taken yet is replaced.
+
+    Raises:
+        MachineError: It cannot be written.
+    """
+    _ask(directory / _POINT_REQUEST, {"point": dict(point)})
+
+
+def take_point(directory: Path) -> dict[str, Any] | None:
+    """The wish that was left, fields of `sync`, taken away; None: there is none.
+
+    Raises:
+        ValueError: What was left names none; it is taken away, too.
+    """
+    found = _taken(directory / _POINT_REQUEST)
+    if found is None:
+        return None
+    point = found.get("point")
+    if not isinstance(point, dict) or not point.keys() <= {*POINT_FIELDS}:
+        raise ValueError(f"{point!r:.80} is no way for updates to travel")
+    return point
 
 
 def checked_servers(servers: object) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -15,6 +14,7 @@ from raycloud.spec.mistakes import OURS, combined, mistakes_in
 from raycloud.spec.yaml_text import is_unicode
 
 Auto = Literal["auto"]
+_LONGEST_ROUND = 1 << 20  # steps
 
 
 def wrong(problem: str, hint: str, *, below: str = "", value: object = None) -> PydanticCustomError:
@@ -156,6 +156,51 @@ class ElasticSection(Section):
 STREAMED_PERIODS = 4  # until workers that exchange fragments all have the same again
 
 
+POINT_FIELDS = ("codec", "topology", "period", "ratio")
+_POINT_WORDS = {
+    "codec": ("none", "bf16", "int8", "int4", "topk"),
+    "topology": ("ring", "direct", "tree"),
+}
+
+
+def parse_point(text: str) -> dict[str, Any]:
+    """What `codec=int4 topology=tree` says, by field; `ValueError` says what is wrong with it.
+
+    >>> parse_point("sync.codec=int4 period=8")
+    {'codec': 'int4', 'period': 8}
+    """
+    found: dict[str, Any] = {}
+    for word in text.split():
+        name, is_set, value = word.removeprefix("sync.").partition("=")
+        if not is_set or name not in POINT_FIELDS:
+            raise ValueError(f"{word!r} is not one of {', '.join(f'{n}=…' for n in POINT_FIELDS)}")
+        if name in _POINT_WORDS:
+            if value not in _POINT_WORDS[name]:
+                raise ValueError(f"{name} is one of {', '.join(_POINT_WORDS[name])}, not {value!r}")
+            found[name] = value
+        elif not value.isascii() or not value.isdigit() or not 1 <= int(value) <= _LONGEST_ROUND:
+            raise ValueError(f"{name} is a number from 1 to {_LONGEST_ROUND}, not {value!r}")
+        else:
+            found[name] = int(value)
+    if not found:
+        raise ValueError(f"it names none of {', '.join(POINT_FIELDS)}")
+    return found
+
+
+def _tour(value: tuple[str, ...] | str | None) -> tuple[str, ...] | str | None:
+    if not isinstance(value, tuple):
+        return value
+    hint = "write each point as `codec=int4 topology=tree period=8`, or auto for all of them"
+    if len(value) < 2:  # noqa: PLR2004 - of one there is nothing to choose
+        raise wrong("names fewer than two points", hint)
+    for text in value:
+        try:
+            parse_point(text)
+        except ValueError as error:
+            raise wrong(f"has the point {text!r}, of which {error}", hint) from error
+    return value
+
+
 class SyncSection(Section):
     """How updates travel. `sync: exact` is each default; `sync: auto` lets raycloud choose."""
 
@@ -211,6 +256,22 @@ class SyncSection(Section):
     bucket_bytes: Annotated[int, Field(ge=1024)] | Auto = "auto"
     """Bytes of gradient that travel as one message; smaller ones start earlier, larger ones cost
     less per byte. auto: an eighth of the gradient, between 1 and 4 MiB, on a GPU 25."""
+
+    tour: Annotated[
+        Auto
+        | Annotated[
+            tuple[str, ...],
+            BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value),
+        ]
+        | None,
+        AfterValidator(_tour),
+    ] = None
+    """Points that the run measures within itself before it goes on with the fastest, each written
+    as by `raycloud set`: `codec=int4 topology=tree period=8`; what one leaves out is the default.
+    auto: those that lose nothing, where this section is exact; else also bf16, int8 and int4, and
+    rounds of 8 and 16 steps where the job can be in rounds. A point is kept for 5 steps that are
+    not looked at and 20 that are, or as many rounds, and a change costs less than a second. null:
+    no tour."""
 
 
 SYNC_WORDS: dict[str, dict[str, str]] = {  # what `sync: WORD` stands for
@@ -417,15 +478,3 @@ def _plain(value: object, at: tuple[str, ...]) -> object:
             value=value,
         )
     return value
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SyncPoint:
-    """A point in the space of exchanges: `SyncSection` with every auto decided, at the start."""
-
-    period: int = 1
-    topology: Literal["ring", "direct", "tree", "servers"] = "ring"
-    staleness: int | Literal["unbounded"] = 0
-    codec: str = "none"
-    ratio: int | None = None
-    stream: int = 1

@@ -19,11 +19,12 @@ import contextlib
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from raycloud.errors import TaskError, TransportError
+from raycloud.errors import InternalError, TaskError, TransportError
 from raycloud.net.served import LostServerError
 from raycloud.order import stream_seed
 from raycloud.step.adascale import AdaScale
@@ -56,6 +57,7 @@ from raycloud.sync.strategy import strategy_of
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
+    from raycloud.events import SyncPoint
     from raycloud.net.transport import Transport
     from raycloud.spec import Job
     from raycloud.step.collate import PartialStep, Pass
@@ -97,8 +99,11 @@ class Replica:
         local: What is computed is a round of local steps.
         waited_s: In the midst of rounds for exchanges, in all.
         own_extra: Forward passes change what modules hold beside parameters and buffers.
+        point: By which updates travel, where the driver has said so; None: as the job says.
         settle: Called before anything changes; returns once that may be.
     """
+
+    point: SyncPoint | None = None
 
     def __init__(
         self,
@@ -186,15 +191,13 @@ class Replica:
         )
 
     def _trained_by(self, job: Job) -> tuple[Rounds | None, ModelState]:
-        """The part that is model, optimizer and schedule, and what moves them if it does not."""
+        """The part that is model, optimizer and schedule, and what makes rounds, if any does."""
         stepped = None if self.by_measured else self.scheduler
         update = Update(self.trained, stepped, self.forward.randomness, job.seed, self._tell)
         self.update = update
         trains = ModelState(self.model, self.optimizer, self.scheduler, update)
         first, most = job.first_period, job.most_period
         adapts = first < most and not has_modes(self.optimizer)
-        if first == 1 and not adapts:
-            return None, trains
         plain = isinstance(self.optimizer, torch.optim.SGD)
         outer = {"auto": "mean" if plain else "nesterov"}.get(job.sync.outer, job.sync.outer)
         given: dict[str, Any] = {
@@ -207,6 +210,10 @@ class Replica:
             "moved": self.statistics.parameters.mark,
             "seat": self._seat,
         }
+        nesterov = outer == "nesterov"
+        self._rounds = partial(Rounds, **given, nesterov=nesterov, adapts=adapts)
+        if first == 1 and not adapts:
+            return None, trains
         if job.asynchronous:
             if norms := sorted(self.statistics.exact):
                 raise TaskError(
@@ -215,13 +222,28 @@ class Replica:
                     hint="use GroupNorm or LayerNorm, or write another sync.topology than servers",
                 )
             return Asynchronous(job, **given), trains
-        given |= {"nesterov": outer == "nesterov", "adapts": adapts}
         if job.sync.stream == 1:
-            return Rounds(**given), trains
+            return self._rounds(), trains
+        given |= {"nesterov": nesterov, "adapts": adapts}
         given |= {"round_steps": job.round_steps, "clock": self.clock}
         # A running average counts with all micro-batches that the round was to have.
         given["ends_early"] = not self.statistics.exact
         return Fragments(job.sync.stream, self.gradients, **given), trains
+
+    def make_rounds(self) -> Rounds:
+        """Be able to make rounds from now on; between two steps."""
+        self.rounds = made = self._rounds()
+        self.state.add(made)
+        return made
+
+    def make_residual(self) -> ResidualPart:
+        """Keep what encoding loses from now on; between two steps."""
+        made = ResidualPart.of(self.gradients, self._seat)
+        if made is None:
+            raise InternalError("what is to be kept of an exchange that loses nothing?")
+        self.residual = made
+        self.state.add(made)
+        return made
 
     @property
     def fragments(self) -> Fragments | None:

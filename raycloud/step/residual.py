@@ -51,7 +51,9 @@ class ResidualPart(Stateful):
         return None if kept is None else cls(kept, gradients.buckets, seat)
 
     def own_tensors(self) -> dict[str, torch.Tensor]:
-        """See `Stateful.own_tensors`."""
+        """See `Stateful.own_tensors`; none where nothing is kept, as of what travels as it is."""
+        if self._residual.passing and self._residual.empty:
+            return {}
         kept = [self._residual.kept(bucket) for bucket in self._buckets]
         return {_FLAT: torch.cat([one.float().cpu() for one in kept])}
 
@@ -91,6 +93,11 @@ class ResidualPart(Stateful):
     def values(self) -> dict[str, Any]:
         """See `Stateful.values`."""
         return {"of_updates": self._residual.of_updates}
+
+    @property
+    def of_updates(self) -> bool:
+        """What is kept is of what rounds have moved; else of gradients."""
+        return self._residual.of_updates
 
     @property
     def norm(self) -> float:

@@ -115,7 +115,9 @@ class Rounds(Stateful):
         mine = {id(p) for p in self._parameters}
         others = (*model.named_parameters(), *model.named_buffers())
         update.others = [(name, t) for name, t in others if id(t) not in mine]
-        self._momentum = [torch.zeros_like(p) for p in self._parameters] if nesterov else []
+        self._nesterov = nesterov
+        self._momentum: list[torch.Tensor] = []
+        self._remember(nesterov)
         self._follows, self._moved = follows, moved
         self.choice, self.adapts = choice, adapts
         self._start = [torch.empty(0)] * len(self._parameters)
@@ -348,6 +350,19 @@ class Rounds(Stateful):
         factor = choice.period / before if min(before, choice.period) > 1 else 0.0
         for momentum in self._momentum:
             momentum.mul_(factor)
+
+    def pin(self, period: int) -> None:
+        """Rounds have so many steps as long as nobody says otherwise; 1: there are none.
+
+        Then there is no momentum either: it would begin anew after steps that were no part of one.
+        """
+        self.adapts = False
+        self._remember(self._nesterov and period > 1)
+
+    def _remember(self, wanted: bool) -> None:  # noqa: FBT001 - private, and the only one
+        """Have momentum from now on, if it is not there, or none."""
+        if bool(self._momentum) != wanted:
+            self._momentum = [torch.zeros_like(p) for p in self._parameters] if wanted else []
 
     def begin(self) -> None:
         """See `Stateful.begin`."""

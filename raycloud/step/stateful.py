@@ -224,6 +224,15 @@ class ReplicaState:
         self.beside: Mapping[str, Any] = {}
         self._checked = False  # a checkpoint can hold what the first step has made
 
+    def add(self, part: Stateful) -> None:
+        """Have another part, which commits after all others; between steps, alike on all members.
+
+        Its name is one of those without which a checkpoint's state is whole.
+        """
+        if part.name not in _MAY_GO or part.name in {one.name for one in self.parts}:
+            raise ValueError(f"{part.name!r} is no part that a replica may add")
+        self.parts = (*self.parts, part)
+
     def stage(self) -> None:
         """See `Stateful.stage`."""
         for part in self.parts:

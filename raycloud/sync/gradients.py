@@ -136,6 +136,10 @@ class GradientExchange:
         """Bytes of all others, were they dense."""
         return sum(rows.bytes for rows in self._rows)
 
+    def travel_by(self, strategy: SyncStrategy) -> None:
+        """Sum buckets by another strategy, which is connected next."""
+        self._strategy, self.residual = strategy, strategy.residual
+
     def connect(self, transport: Transport) -> None:
         """Exchange over `transport` from the next step on; leave an older one's buffers behind."""
         abandoned = self._transport is not None and any(work is not None for work in self._works)

@@ -25,10 +25,11 @@ class Residual:
 
     Attributes:
         of_updates: It is of what rounds have moved; else of gradients.
+        passing: Nothing is encoded any more: what is kept goes with the next gradients, whole.
     """
 
     def __init__(self) -> None:
-        self.of_updates = False
+        self.of_updates = self.passing = False
         self._kept: dict[Bucket, torch.Tensor] = {}
         self._staged: dict[Bucket, torch.Tensor | None] = {}
         self._spare: dict[Bucket, torch.Tensor] = {}
@@ -103,6 +104,11 @@ class Residual:
         """Keep nothing: the state is another one now."""
         self.abandon()
         self._kept.clear()
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is kept, as before the first step that was encoded."""
+        return not self._kept
 
     @property
     def norm(self) -> float:

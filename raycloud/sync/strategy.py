@@ -14,8 +14,8 @@ from raycloud.sync.codecs import CODECS, Int4, TopK
 from raycloud.sync.residual import Residual
 
 if TYPE_CHECKING:
+    from raycloud.events import SyncPoint
     from raycloud.net.transport import Transport, Work
-    from raycloud.spec import SyncPoint
     from raycloud.sync.buckets import Bucket
     from raycloud.sync.codecs import Codec
 
@@ -83,22 +83,33 @@ class AllReduce:
 class Coded(AllReduce):
     """The sum through a codec, by direct exchange, with error feedback.
 
-    Gradients that are not fp32 go as they are.
+    Gradients that are not fp32 go as they are. Without a codec all do: what was kept while there
+    was one goes with the first of them, and nothing is left.
 
     Args:
-        codec: How gradients travel, and their sums.
+        codec: How gradients travel, and their sums; None: as they are.
         updates: How those of rounds do; None: likewise.
+        residual: What is kept by now; None: nothing.
     """
 
-    def __init__(self, codec: Codec, updates: Codec | None = None) -> None:
+    def __init__(
+        self,
+        codec: Codec | None,
+        updates: Codec | None = None,
+        residual: Residual | None = None,
+    ) -> None:
         super().__init__()
-        self.residual: Residual = Residual()
+        self.residual: Residual = Residual() if residual is None else residual
         self._gradients, self._updates = codec, updates or codec
         self._coded: CodedTransport | None = None
         self._totals: dict[Bucket, torch.Tensor] = {}
 
     def connect(self, transport: Transport) -> None:
         """See `SyncStrategy.connect`."""
+        if self._gradients is None:
+            super().connect(transport)
+            self.residual.abandon()
+            return
         if not isinstance(transport, CodedTransport):
             raise InternalError(f"a codec needs a transport that takes one, not {transport!r}")
         super().connect(transport)
@@ -107,7 +118,7 @@ class Coded(AllReduce):
         self.residual.abandon()
 
     @property
-    def _codec(self) -> Codec:
+    def _codec(self) -> Codec | None:
         return self._updates if self.residual.of_updates else self._gradients
 
     def start(self, bucket: Bucket) -> Work | None:
@@ -115,6 +126,8 @@ class Coded(AllReduce):
         if not _encodes(bucket):
             return super().start(bucket)
         self.residual.add_to(bucket)
+        if self._codec is None:
+            return super().start(bucket)
         if self._coded is None or self._coded.size == 1:
             return None
         total = self._totals[bucket] = self.residual.room(bucket)
@@ -125,7 +138,7 @@ class Coded(AllReduce):
         if not _encodes(bucket):
             return
         total = self._totals.pop(bucket, None)
-        if total is None:  # of a single member: nothing is lost
+        if total is None:  # of a single member, or without a codec: nothing is lost
             self.residual.stage(bucket, None)
         else:
             self.residual.stage(bucket, bucket.flat)
@@ -133,7 +146,7 @@ class Coded(AllReduce):
 
     def bytes_sent(self, bucket: Bucket) -> int:
         """See `SyncStrategy.bytes_sent`."""
-        if self._coded is None or not _encodes(bucket):
+        if self._coded is None or self._codec is None or not _encodes(bucket):
             return super().bytes_sent(bucket)
         return self._coded.reduce_bytes(bucket.flat.numel(), self._codec)
 
@@ -159,3 +172,14 @@ def strategy_of(point: SyncPoint) -> SyncStrategy:
     if point.ratio is not None:
         return Coded(CODECS[Int4.name], TopK(point.ratio))
     return STRATEGIES[point.codec]()
+
+
+def changed_to(point: SyncPoint, residual: Residual | None) -> Coded:
+    """What sums gradients at a point that a run has changed to; it goes on with what is kept."""
+    if point.ratio is not None:
+        made = Coded(CODECS[Int4.name], TopK(point.ratio), residual)
+    else:
+        codec = None if point.codec == "none" else CODECS[point.codec]
+        made = Coded(codec, residual=residual)
+    made.residual.passing = point.codec == "none"
+    return made

@@ -82,7 +82,7 @@ class PeriodLooks:
 
     def look(self, step: int, lane: Lane) -> str:
         """Choose anew, if that is due after so many steps; why, where it is another choice."""
-        if self._rounds is None or step < self._due_step:
+        if self._rounds is None or not self._rounds.adapts or step < self._due_step:
             return ""
         cpu_s = self._now.cpu_s - self._since.cpu_s
         courier_s = self._now.courier_s - self._since.courier_s

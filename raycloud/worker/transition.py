@@ -35,6 +35,7 @@ from raycloud.worker.loop import Loop
 
 if TYPE_CHECKING:
     from raycloud.checkpoint import Manifest
+    from raycloud.events import SyncPoint
     from raycloud.net.transport import Transport
     from raycloud.order import StepSpan
     from raycloud.recovery.rendezvous import Meeting
@@ -162,7 +163,7 @@ class Transition:
         context.collate.joins = fusing is Fusing.JOINED
         if not any(one.begun for one in everyone):
             self._begin(meeting, lane, [one.step for one in everyone])
-        self._agree_on_rounds(lane, everyone)
+        self._agree_on_rounds(lane, everyone, meeting.sync)
         newest = max(everyone, key=lambda one: one.agreed)
         if loop is not None and newest.agreed > own.agreed:
             loop.take_growth(newest.due_step)
@@ -197,17 +198,29 @@ class Transition:
             has = meeting.rank in point.holders
             average_moments(replica.rounds, replica.trains, lane, has=has)
 
-    def _agree_on_rounds(self, lane: Lane, everyone: Sequence[MemberStatus]) -> None:
+    def _agree_on_rounds(
+        self, lane: Lane, everyone: Sequence[MemberStatus], pinned: SyncPoint | None
+    ) -> None:
         """Some may have begun a round, or chosen how long rounds are, where others have not.
 
-        One that the others have left behind may have made another choice than they since.
+        One that the others have left behind may have made another choice than they since. Where the
+        driver has said by which point updates travel, they have no choice.
         """
         rounds = self._context.replica.rounds
         if rounds is None:
             return
-        rows = lane.gather((*astuple(rounds.choice), rounds.unlike))
+        unaveraged = bool(pinned) and bool(rounds.unaveraged)  # as known since the first step
+        rows = lane.gather((*astuple(rounds.choice), rounds.unlike, unaveraged))
         counts = [row for row, one in zip(rows, everyone, strict=True) if one.begun] or rows
         newest = Choice(*map(int, max(counts)[:3]))
+        if pinned is not None:
+            refused = pinned.period > 1 and any(row[4] for row in rows)
+            period = 1 if refused else pinned.period
+            if refused and rounds.unaveraged:
+                what = "steps are not made in rounds, as was asked: they would be refused"
+                self._context.replica.notice(what, {"why": rounds.unaveraged})
+            only = Choice(newest.number + 1, period, period)
+            newest = newest if (newest.period, newest.most) == (only.period, only.most) else only
         rounds.take(newest)
         rounds.choice = newest
         rounds.unlike = any(row[3] for row in rows)

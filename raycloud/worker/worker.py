@@ -22,6 +22,7 @@ from raycloud.step.device import Copies, choose, keep_freed_memory
 from raycloud.step.mutation import evaluating, has_modes
 from raycloud.step.replica import Replica
 from raycloud.step.state import digest
+from raycloud.step.travel import no_rounds, travel_by
 from raycloud.worker.calibration import Calibration
 from raycloud.worker.context import LoopContext, Membership
 from raycloud.worker.dataset import DataRequest, DataSet, data_values, prepared_event
@@ -252,6 +253,7 @@ class Worker:
             node=config.node,
             price_per_hour=config.price_per_hour,
             core_watts=config.core_watts,
+            no_rounds=no_rounds(replica),
             pid=os.getpid(),
             processor=replica.processor,
             role=config.role,
@@ -264,7 +266,8 @@ class Worker:
     def meet(self, meeting: Meeting, abandoned: Callable[[], bool]) -> tuple[Transport, Transport]:
         """Meet the others, in any thread; `TransportError`: not all came, or it is over."""
         job, servers = self._config.job, self._replica.summing
-        topology = "ring" if job.asynchronous else job.sync_point.topology
+        topology = (meeting.sync or job.sync_point).topology
+        topology = "ring" if job.asynchronous else topology
         address, device = self._config.address, self._device
         more = {} if servers is None else {"servers": servers}
         return self._host.meet(meeting, address, device, abandoned, topology=topology, **more)
@@ -290,6 +293,8 @@ class Worker:
             self._transition.go_back(to)
         gradients, lane = met or self.meet(meeting, abandoned)
         (_, before), self._met = self._met, (meeting.generation, (gradients, lane))
+        if meeting.sync is not None:
+            travel_by(self._replica, meeting.sync)
         self._replica.connect(gradients)
         with ExitStack() as over:
             over.callback(self._transition.leave)

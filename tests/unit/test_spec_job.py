@@ -79,6 +79,7 @@ def test_defaults() -> None:
             "outer": "auto",
             "stream": 1,
             "warm_steps": "auto",
+            "tour": None,
             "topology": "auto",
             "staleness": 0,
             "codec": "none",
