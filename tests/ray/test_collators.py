@@ -14,9 +14,10 @@ import torch
 import raycloud
 from raycloud.events import Event, Noticed, StepsCommitted
 from tests.live import exact_steps, of_kind, parameters, processes_below, wait_for
-from tests.live_data import asked, written
+from tests.live_data import TASKS, asked, written
 
 CPUS = 4
+PACED = f"{TASKS}:PacedPoints"
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -27,16 +28,25 @@ def test_same_parameters_to_the_bit(tmp_path: Path) -> None:
     written(tmp_path / "data")
     runs = []
     for collators, killed in ((0, 0), (2, 0), (2, 1)):
-        job = _asked(tmp_path, 2, collators)
+        gate = tmp_path / f"gate-{len(runs)}"  # until it is there, batches take their time
+        job = _asked(tmp_path, 2, collators, task=PACED, settings={"gate": str(gate)})
         folder = tmp_path / f"run-{len(runs)}"
         seen: list[int] = []
 
-        def kill(event: Event, killed: int = killed, seen: list[int] = seen) -> None:
-            if isinstance(event, StepsCommitted) and len(seen) < killed:
-                seen.append(_collators()[0])
-                os.kill(seen[0], signal.SIGKILL)
+        def look(
+            event: Event, killed: int = killed, seen: list[int] = seen, gate: Path = gate
+        ) -> None:
+            if isinstance(event, Noticed) and event.what == "a collator was lost":
+                gate.touch()
+            if not isinstance(event, StepsCommitted):
+                return
+            if killed and not seen and (there := _collators()):
+                seen.append(there[0])
+                os.kill(there[0], signal.SIGKILL)
+            if not killed and event.last_step >= 20:
+                gate.touch()
 
-        run = raycloud.train(job, run_dir=folder, observer=kill)
+        run = raycloud.train(job, run_dir=folder, observer=look)
         assert exact_steps(run.directory) == 100
         lost = [n for n in of_kind(Noticed, run.events) if n.what == "a collator was lost"]
         assert bool(lost) == bool(killed)
