@@ -251,8 +251,8 @@ MUTANTS = (
     ),
     Mutant(
         file="step/rounds.py",
-        old="moved = [start - p.detach() for",
-        new="moved = [p.detach() - start for",
+        old="return [base - p.detach() for",
+        new="return [p.detach() - base for",
         breaks="what members have moved in a round is undone twice",
         tests=("tests/unit/test_sync_rounds.py",),
     ),

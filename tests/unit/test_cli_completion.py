@@ -117,7 +117,7 @@ def test_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_fields() -> None:
     assert offered("train", "--set", "elastic.m") == [
         "elastic.min_workers=1",
-        "elastic.max_workers=2",
+        "elastic.max_workers=auto",
     ]
     assert offered("plan", "--set", "prec") == ["precision=fp32", "precision=bf16"]
     assert offered("config", "show", "--set", "sync.codec") == [
