@@ -100,7 +100,8 @@ def _with_roles(job: Job, code: TaskCode, nodes: Inventory) -> Plan:
 
 
 def _in_roles(job: Job, nodes: Inventory, profile: Profile, machines: Sequence[Machine]) -> Plan:
-    """The plan with the roles of these machines; of the profile the speeds do not count."""
+    """The plan with the roles of these machines; of the profile no worker's own values count."""
+    profile = replace(profile, cores=())
     roles = choose_roles(job, nodes, profile, machines)
     elastic = job.elastic.model_copy(update={"max_workers": len(roles.trainers)})
     return make(

@@ -125,6 +125,7 @@ def _paced(text: str, name: str) -> Paced:
     moments: dict[int, dict[int, float]] = defaultdict(dict)
     lines = csv.DictReader(io.StringIO(text))
     heads = [head.strip() for head in lines.fieldnames or ()]
+    lines.fieldnames = heads
     missing = [column for column in COLUMNS if column not in heads]
     if missing:
         what = f"is not the names of columns: {missing[0]} is missing"

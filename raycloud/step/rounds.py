@@ -357,6 +357,8 @@ class Rounds(Stateful):
         Then there is no momentum either: it would begin anew after steps that were no part of one.
         """
         self.adapts = False
+        if period != self.choice.period:  # before a checkpoint's momentum is loaded, not after
+            self.take(Choice(self.choice.number + 1, period, period))
         self._remember(self._nesterov and period > 1)
 
     def _remember(self, wanted: bool) -> None:  # noqa: FBT001 - private, and the only one

@@ -317,8 +317,8 @@ class CollatorServer:
                 continue
             try:
                 self._do(member, header)
-            except (KeyError, TypeError, ValueError):
-                member.close()  # it does not speak as members do
+            except Exception:  # noqa: BLE001 - it does not speak as members do, and others do
+                member.close()
             member.done += 1
 
     def _do(self, member: _Connection, header: dict[str, Any]) -> None:

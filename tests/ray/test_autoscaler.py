@@ -72,7 +72,7 @@ def autoscaled(ray_tmpdir: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     )  # fmt: skip
     variables = PATIENCE | {
         "RAY_TMPDIR": str(ray_tmpdir),
-        "RAY_AUTH_MODE": "disabled",  # this process may have read by now that there is no token
+        "RAY_AUTH_MODE": "token",  # which this process may have read by now; its token is inherited
         "RAY_FAKE_CLUSTER": "1",
         "AUTOSCALER_UPDATE_INTERVAL_S": "1",
     }
@@ -83,11 +83,14 @@ def autoscaled(ray_tmpdir: Path, tmp_path_factory: pytest.TempPathFactory) -> It
             seconds=START_S,
         )
         assert found is not True, one.err
+        monkeypatch = pytest.MonkeyPatch()
+        monkeypatch.setenv("RAY_AUTH_MODE", "token")
         ray.init(found[1], log_to_driver=False, logging_level="ERROR")
         try:
             yield found[1]
         finally:
             ray.shutdown()
+            monkeypatch.undo()
             one.process.terminate()
             one.code()
             for pid in processes_below(ray_tmpdir):  # the node that the autoscaler has started

@@ -21,6 +21,7 @@ from raycloud.events import (
 from raycloud.spec import Job
 from raycloud.step.replica import Replica
 from raycloud.step.travel import no_rounds, travel_by
+from raycloud.sync.period import Choice
 from raycloud.sync.residual import Residual
 from raycloud.sync.strategy import Coded, changed_to
 from tests.fellows import Fellows
@@ -199,3 +200,14 @@ def test_what_was_kept_goes_with_the_first_that_travel_as_they_are() -> None:
     assert replica.residual is not None
     assert replica.residual.own_tensors() == {}
     assert no_rounds(replica) == ""
+
+
+def test_a_process_that_goes_on_by_another_point_has_its_period_before_it_loads() -> None:
+    replica = Replica(job(), NetTask(double=False), device=CPU, steps=9, clock=SystemClock())
+    travel_by(replica, replace(INT4, period=8))
+    assert replica.rounds is not None
+    assert replica.rounds.choice.period == 8
+    momentum = [tensor.fill_(1.0) for tensor in replica.rounds.tensors().values()]
+    replica.rounds.take(Choice(replica.rounds.choice.number + 1, 8, 8))  # what all agree on
+    assert momentum
+    assert all(bool((tensor == 1.0).all()) for tensor in momentum)
