@@ -88,6 +88,7 @@ class Receiver:
         self._part_of: dict[int, _Part] = {}
         self._through: dict[int, int] = {}  # by sender, the member that was asked to relay
         self._relays: set[Stream] = set()
+        self._taken = False
         self._notice: Callable[[str, Mapping[str, Any]], None] = lambda _what, _detail: None
         self._arrivals = Arrivals(
             address, senders, self._receive, self._fail, host.threads, host.sockets
@@ -122,7 +123,7 @@ class Receiver:
         """The tensors, each with memory of its own, and the plain values, once all is whole."""
         with self._turn:
             parts = [self._parts[number] for number in sorted(self._parts)]
-            self._parts, self._part_of = {}, {}
+            self._parts, self._part_of, self._doors, self._taken = {}, {}, (), True
         return {n: t for part in parts for n, t in part.tensors.items()}, decode(self._values)
 
     def hurry(self) -> None:
@@ -197,6 +198,8 @@ class Receiver:
         """What this sender has, once one of those that have the same has told what that is."""
         number = told.get("part", 0)
         with self._turn:
+            if self._taken:  # a relay has come too late
+                raise TransportError("the state is here")
             if told.get("tensors") is not None and number not in self._parts:
                 self._parts[number] = _Part(told)
                 if told.get("values") is not None:
@@ -306,7 +309,7 @@ class Receiver:
                     with self._turn:
                         self._relays.discard(stream)
         except TransportError as error:
-            if not self._over:
+            if not (self._over or self._taken):
                 self._notice("a relay of the state ended", {**told, "why": str(error)})
 
     def _rate(self, rank: int) -> float:

@@ -10,13 +10,14 @@ over each link only what it asks for there.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 from raycloud.errors import TransportError
 from raycloud.net.sockets import shut
-from raycloud.net.stream import SILENT_S, connect, listen, welcome
+from raycloud.net.stream import MOST_STRANGERS, SILENT_S, connect, listen, welcome
 
 if TYPE_CHECKING:
     import socket
@@ -61,6 +62,7 @@ class Relay:
         self._door, self.place = listen(address, host.sockets)
         self._turn = threading.Lock()
         self._streams: set[Stream] = set()
+        self._strangers: deque[socket.socket] = deque()
         self._over = False
 
     def begin(
@@ -80,8 +82,10 @@ class Relay:
         """Nothing is passed on any more."""
         with self._turn:
             self._over = True
-            streams = tuple(self._streams)
+            streams, strangers = tuple(self._streams), tuple(self._strangers)
         shut(self._door)
+        for connection in strangers:
+            shut(connection)
         self._door.close()
         for stream in streams:
             stream.hang_up()
@@ -97,11 +101,17 @@ class Relay:
                 continue
             except OSError:  # it is closed
                 break
+            with self._turn:
+                self._strangers.append(connection)
+                if len(self._strangers) > MOST_STRANGERS:
+                    shut(self._strangers.popleft())  # its thread closes it
             self._host.threads.thread(self._answer, connection, name="relay").start()
         self._door.close()
 
     def _answer(self, connection: socket.socket) -> None:
         known = welcome(connection, self.place, self._host.sockets)
+        with self._turn, suppress(ValueError):
+            self._strangers.remove(connection)
         if known is None:
             return
         _, stream = known

@@ -38,6 +38,7 @@ class Compared:
             them; None: it is not known yet.
         estimated: `measured` is the processors' utilization times the watts of the nodes' labels,
             at least in part: not all have meters that can be read.
+        goes_on: `measured` adds up, and the run has not come to its end.
     """
 
     name: str
@@ -47,17 +48,21 @@ class Compared:
     first: float | None = None
     measured: float | None = None
     estimated: bool = False
+    goes_on: bool = False
 
     @property
     def off(self) -> float | None:
-        """By which part of the prediction it was more."""
-        if self.measured is None or not self.predicted:
+        """By which part of the prediction it was more; None: that is not known, or not yet."""
+        if self.measured is None or not self.predicted or self.goes_on:
             return None
         return self.measured / self.predicted - 1.0
 
     def to_record(self) -> dict[str, Any]:
         """JSON-ready values."""
-        return asdict(self)
+        told = asdict(self)
+        if not self.goes_on:
+            del told["goes_on"]
+        return told
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Compared:
@@ -131,6 +136,7 @@ def compared(
                 first=first.get(name, (None,))[0],
                 measured=value,
                 estimated=name == "energy_j" and spent.metered_j < spent.energy_j,
+                goes_on=name != "step_s" and tally.status == "unfinished",
             )
         )
     return found
