@@ -81,18 +81,22 @@ def simulate(
     from raycloud.spec import load_job
 
     asked = load_job(job, overrides or ())
+    from raycloud.errors import SpecError
     from raycloud.on_ray.dry_run import described
     from raycloud.report.simulated import simulated_page, simulated_text
     from raycloud.simulate.jobs import Circumstances, reported
     from raycloud.simulate.traces import read_trace
 
-    cluster_file = described(cluster)
+    cluster_file, sizes = described(cluster), _sizes(nodes)
+    if weak and not sizes:
+        what = "makes the batch grow with numbers of nodes, and there are none"
+        raise SpecError("--weak", "", what, hint="write --nodes 10,100,1000, or leave it out")
     around = Circumstances(
         trace=None if trace is None else read_trace(trace),
         faults_per_day=faults_per_day,
         start_s=start_s,
         seed=seed,
-        nodes=_sizes(nodes),
+        nodes=sizes,
         weak=weak,
     )
     profile = _profile(asked, measured, address)
@@ -136,4 +140,9 @@ def _profile(job: Job, measured: Path | None, address: str | None) -> Profile:
         raise SpecError(
             "--measured", str(measured), f"cannot be read: {error}", hint="give a plan.json"
         ) from error
-    return from_json(text).measured()
+    plan = from_json(text)
+    if plan.cluster is not None:
+        what = f"is for the nodes that {plan.cluster} describes, whose speeds nobody has measured"
+        hint = "give the plan.json of a run, or of `raycloud plan --json` without --cluster"
+        raise SpecError("--measured", str(measured), what, hint=hint)
+    return plan.measured()

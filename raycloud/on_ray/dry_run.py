@@ -75,9 +75,11 @@ def plan(job: Job, *, address: str | None = None, cluster: str | Path | None = N
                 [first] = found.readies[here[0]]
                 machines = meant.machines(one, first.collate_s, job.resources.worker)
                 able = [x.node for x in machines if x.workers]
-                return _in_roles(job, there, meant.profile(one, able), machines)
-            profile = meant.profile(one, placed)
-            return make(job, there, profile, placed=dict(enumerate(placed)), compare=True)
+                made = _in_roles(job, there, meant.profile(one, able), machines)
+            else:
+                profile = meant.profile(one, placed)
+                made = make(job, there, profile, placed=dict(enumerate(placed)), compare=True)
+            return replace(made, cluster=str(cluster))
         if job.data.collators == "auto":
             return _with_roles(job, code, nodes)
         placed = place(nodes, workers(job, nodes), job.resources.worker)

@@ -67,6 +67,7 @@ class Plan:
         steps: Of the whole job; 0: a plan that was written before this was told.
         price_per_hour: Of all nodes that members are on; None: not all of them are labelled.
         watts: That members take of their nodes, while they compute as predicted; likewise.
+        cluster: The file that describes the nodes, whose speeds are no measures; None: none does.
         alternatives: What a step would cost by other ways, where that was asked.
         largest: The largest pass that memory holds; None where it was not found out.
         servers: The nodes of those that sum in lockstep; none where members do.
@@ -86,6 +87,7 @@ class Plan:
     steps: int = 0
     price_per_hour: float | None = None
     watts: float | None = None
+    cluster: str | None = None
     alternatives: tuple[Alternative, ...] = ()
     largest: LargestPass | None = None
     servers: tuple[str, ...] = ()
@@ -141,7 +143,7 @@ class Plan:
     def to_json(self) -> str:
         """The text of `plan.json`; `from_json` is the inverse."""
         told = {"format": FORMAT, **asdict(self)}
-        for name in ("largest", "roles", "watts"):
+        for name in ("largest", "roles", "watts", "cluster"):
             if told[name] is None:
                 del told[name]
         return json.dumps(told, indent=2, allow_nan=False) + "\n"

@@ -45,6 +45,7 @@ _LASTS = 3.0  # times as long as all steps take, faults go on
 # steps, and reports of each member.
 _STEPS, _REPORTS = 40, 5
 _LEAST_FOLLOW_S = 0.25  # until a newcomer that has the state has the steps since, too
+_MOST_FAULTS = 86_400.0  # a day
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +76,7 @@ class Circumstances:
         """Refuse what cannot be.
 
         Raises:
-            SpecError: A number is negative or none.
+            SpecError: A number is negative, too large, or none.
         """
         for name in ("faults_per_day", "start_s", "word_s"):
             value = getattr(self, name)
@@ -83,6 +84,9 @@ class Circumstances:
                 option = f"--{name.replace('_', '-')}"
                 what = "is no number of 0 or more"
                 raise SpecError(option, value, what, hint="correct it, or leave it out")
+        if self.faults_per_day is not None and self.faults_per_day > _MOST_FAULTS:
+            what = "is more than one a second"
+            raise SpecError("--faults-per-day", self.faults_per_day, what, hint="lower it")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

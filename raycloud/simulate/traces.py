@@ -89,7 +89,10 @@ def read_trace(path: Path) -> Held | Paced:
         raise SpecError(
             "--trace", str(path), f"cannot be read: {error}", hint="give a JSON or CSV file"
         ) from error
-    return (_held if path.suffix == ".json" else _paced)(text, path.name)
+    try:
+        return (_held if path.suffix == ".json" else _paced)(text, path.name)
+    except csv.Error as error:
+        raise SpecError("--trace", str(path), f"is no CSV: {error}", hint=_FORMAT) from error
 
 
 def _held(text: str, name: str) -> Held:
@@ -115,9 +118,12 @@ def _held(text: str, name: str) -> Held:
     return Held(name=name, gap_s=float(gap), counts=tuple(map(int, data)))
 
 
+_LARGEST = 1e300  # whole numbers may be larger than any float
+
+
 def _is_number(value: Any) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value)
+    return number and abs(value) < _LARGEST
 
 
 def _paced(text: str, name: str) -> Paced:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     on = {0: "fast-0"}
     plan = make(job, cluster.inventory, cluster.profile(measured, ["fast-0"]), placed=on)
     (tmp_path / "plan.json").write_text(plan.to_json())
+    (tmp_path / "meant.json").write_text(replace(plan, cluster="nodes.csv").to_json())
+    (tmp_path / "long.csv").write_text(f"worker,time,batch_time_norm\n0,1,5\n{'1' * 140_000},1,1\n")
+    huge = f'{{"metadata": {{"gap_seconds": 60}}, "data": [1{"0" * 400}]}}'
+    (tmp_path / "huge.json").write_text(huge)
     (tmp_path / "job.csv").write_text("worker,time,batch_time_norm\n0,1,5\n1,1,9\n0,2,5\n1,2,9\n")
     (tmp_path / "one.csv").write_text("worker,time,batch_time_norm\n0,1,5\n0,2,9\n")
     return tmp_path
@@ -95,6 +100,11 @@ def test_many_sizes_to_stdout_are_the_same_each_time() -> None:
         (("--cluster", "none.csv"), "--cluster = 'none.csv': cannot be read"),
         (("--measured", "none.json"), "--measured = 'none.json': cannot be read"),
         (("--measured", "job.yaml"), "plan.json is not a plan"),
+        (("--measured", "meant.json"), "is for the nodes that nodes.csv describes"),
+        (("--weak",), "--weak = '': makes the batch grow with numbers of nodes"),
+        (("--faults-per-day", "1e12"), "--faults-per-day = 1000000000000.0: is more than one a"),
+        (("--trace", "long.csv"), "--trace = 'long.csv': is no CSV: field larger"),
+        (("--trace", "huge.json"), "huge.json: data[0] = "),
         (("--start-s", "-1"), "--start-s = -1.0: is no number of 0 or more"),
         (("--faults-per-day", "nan"), "--faults-per-day = nan: is no number of 0 or more"),
         (("--set", "elastic.min_workers=2", "--nodes", "0"), "--nodes = 0: is no number of nodes"),
