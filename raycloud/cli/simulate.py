@@ -130,17 +130,11 @@ def _profile(job: Job, measured: Path | None, address: str | None) -> Profile:
         from raycloud.on_ray.dry_run import measured as measure
 
         return measure(job, address=address)
-    from raycloud.bounded import read_whole
     from raycloud.errors import SpecError
     from raycloud.planner.plan import from_json
+    from raycloud.spec.load import option_text
 
-    try:
-        text = read_whole(measured).decode()
-    except (OSError, ValueError) as error:
-        raise SpecError(
-            "--measured", str(measured), f"cannot be read: {error}", hint="give a plan.json"
-        ) from error
-    plan = from_json(text)
+    plan = from_json(option_text("--measured", measured, "give a plan.json"))
     if plan.cluster is not None:
         what = f"is for the nodes that {plan.cluster} describes, whose speeds nobody has measured"
         hint = "give the plan.json of a run, or of `raycloud plan --json` without --cluster"

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from raycloud.bounded import read_whole
 from raycloud.clock import SystemClock
 from raycloud.errors import RaycloudError, RunDirectoryError, SpecError
 from raycloud.events import CheckpointPublished, StepsCommitted
@@ -30,6 +29,7 @@ from raycloud.planner.inventory import place
 from raycloud.planner.plan import Plan, choose_roles, make, speeds_in, workers
 from raycloud.report.summary_text import Tried
 from raycloud.spec import Environment, Job, RunDirectory
+from raycloud.spec.load import option_text
 from raycloud.spec.rundir import RUNS
 from raycloud.spec.secrets import place_of
 
@@ -140,12 +140,7 @@ def described(path: Path) -> Described:
     Raises:
         SpecError: It cannot be read, or says what cannot be.
     """
-    try:
-        text = read_whole(path).decode()
-    except (OSError, ValueError) as error:
-        raise SpecError(
-            "--cluster", str(path), f"cannot be read: {error}", hint="give a CSV or YAML file"
-        ) from error
+    text = option_text("--cluster", path, "give a CSV or YAML file")
     if path.suffix in {".yaml", ".yml"}:
         try:
             found = yaml.safe_load(text)

@@ -14,8 +14,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raycloud.errors import MachineError, PlacementError, RaycloudError
 from raycloud.events import Noticed
 from raycloud.on_ray.actors import CollatorActor
-from raycloud.on_ray.attach import free, hash_seeded, node_id_here
-from raycloud.on_ray.survey import MOST, all_got, chosen, survey
+from raycloud.on_ray.attach import free, hash_seeded
+from raycloud.on_ray.survey import MOST, all_got, chosen, survey, tried_config
 from raycloud.planner.plan import choose_roles
 from raycloud.planner.roles import Machine
 from raycloud.planner.speed import Speed
@@ -122,24 +122,12 @@ def _of_workers(node: Node, fits: int, found: Survey, cpus: int) -> Machine:
 
 def _collators_alone(job: Job, code: TaskCode, nodes: Sequence[Node]) -> dict[str, float]:
     """How long a micro-batch takes a collator on each of these nodes, where no worker fits."""
-    from raycloud.on_ray.cluster import pipeline_name
-    from raycloud.worker.context import MemberConfig
-
     if not nodes:
         return {}
     stands_for = chosen(nodes, MOST)
     names = list(dict.fromkeys(stands_for.values()))
     with tempfile.TemporaryDirectory() as nothing:
-        config = MemberConfig(
-            member=0,
-            node="",
-            address="",
-            job=code.named_in(job),
-            task=code,
-            checkpoints=nothing,
-            pipeline=pipeline_name(),
-            home=node_id_here(),
-        )
+        config = tried_config(job, code, nothing)
         actors = [_on(name, config) for name in names]
         told = all_got([one.measure.remote() for one in actors], _MEASURES_S)
     for one in actors:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from raycloud.packing.code import TaskCode
     from raycloud.planner.inventory import Inventory, Node
     from raycloud.spec import Job
+    from raycloud.worker.context import MemberConfig
 
 MOST = 16  # workers that are measured, or as many as there are types of nodes
 _EACH = 4  # of them on one node
@@ -409,28 +410,33 @@ def _type_of(node: Node) -> tuple[Any, ...]:
     return node.cpus, node.gpus, memory, tuple(sorted(labels.items()))
 
 
+def tried_config(job: Job, code: TaskCode, folder: str) -> MemberConfig:
+    """Of a process that only measures the task, and keeps nothing but in `folder`."""
+    from raycloud.on_ray.cluster import pipeline_name
+    from raycloud.worker.context import MemberConfig
+
+    return MemberConfig(
+        member=0,
+        node="",
+        address="",
+        job=code.named_in(job),
+        task=code,
+        checkpoints=folder,
+        pipeline=pipeline_name(),
+        home=node_id_here(),
+    )
+
+
 def _measured(job: Job, code: TaskCode, on: Sequence[str]) -> list[MemberReady]:
     """What a worker on each of these nodes measures of itself, all at the same time."""
-    from raycloud.on_ray.cluster import pipeline_name
     from raycloud.on_ray.fleet import Fleet
     from raycloud.on_ray.session import error_of
-    from raycloud.worker.context import MemberConfig
     from raycloud.worker.outbox import OutboxEntry
 
     fleet = Fleet(job.resources.worker, SystemClock())
     found: dict[int, MemberReady] = {}
     with tempfile.TemporaryDirectory() as nothing, contextlib.closing(fleet):
-        first = MemberConfig(
-            member=0,
-            node="",
-            address="",
-            job=code.named_in(job),
-            task=code,
-            checkpoints=nothing,
-            pipeline=pipeline_name(),
-            home=node_id_here(),
-            plans=True,
-        )
+        first = replace(tried_config(job, code, nothing), plans=True)
         members = range(len(on))
         fleet.secure(members, len(on), on=on, strictly=True)
         fleet.spawn([replace(first, member=member) for member in members])

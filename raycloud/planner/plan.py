@@ -371,7 +371,8 @@ def make(
     on = [*placed.values()]
     costs = costs_of(job, inventory, profile, speeds, on)
     shares, servers = costs.shares, _servers(job, inventory)
-    predicted = _fed(costs.predict(job.sync_point), roles, job.global_batch)
+    feeding = roles if profile.overhead_s is None else None  # steps that were seen waited for it
+    predicted = _fed(costs.predict(job.sync_point), feeding, job.global_batch)
     return Plan(
         job=job.name,
         members=tuple(
@@ -401,10 +402,16 @@ def make(
 def _fed(found: Prediction, roles: Roles | None, global_batch: int) -> Prediction:
     """The same, where collators make the batches: a step takes no less than that does."""
     feed_s = 0.0 if roles is None else roles.feed_s
-    step_s = max(found.step_s, feed_s)
-    rate = global_batch / step_s
-    high_s = max(found.high_s, feed_s) if found.high_s else 0.0
-    return replace(found, step_s=step_s, samples_per_s=rate, high_s=high_s)
+    if feed_s <= found.step_s:
+        return found
+    by = feed_s / found.step_s
+    return replace(
+        found,
+        step_s=feed_s,
+        samples_per_s=global_batch / feed_s,
+        low_s=by * found.low_s,
+        high_s=by * found.high_s,
+    )
 
 
 def choose_roles(

@@ -19,9 +19,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from raycloud.bounded import read_whole
 from raycloud.errors import SpecError
 from raycloud.simulate.scenario import Fault, Kind
+from raycloud.spec.load import option_text
 
 COLUMNS = ("worker", "time", "batch_time_norm")
 _USUAL = 100.0  # a batch time of this is a second per micro-batch
@@ -83,12 +83,7 @@ def read_trace(path: Path) -> Held | Paced:
     if path.suffix not in {".json", ".csv"}:
         what = "is no trace: its name ends neither in .json nor in .csv"
         raise SpecError("--trace", str(path), what, hint=_FORMAT)
-    try:
-        text = read_whole(path).decode()
-    except (OSError, ValueError) as error:
-        raise SpecError(
-            "--trace", str(path), f"cannot be read: {error}", hint="give a JSON or CSV file"
-        ) from error
+    text = option_text("--trace", path, "give a JSON or CSV file")
     try:
         return (_held if path.suffix == ".json" else _paced)(text, path.name)
     except csv.Error as error:

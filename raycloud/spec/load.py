@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raycloud.bounded import expanded
+from raycloud.bounded import expanded, read_whole
 from raycloud.errors import SpecError
 from raycloud.spec.job import Job, TaskReference
 from raycloud.spec.mistakes import combined, mistake
@@ -98,6 +98,18 @@ def with_values(job: Job, values: Mapping[str, Any]) -> Job:
     for field, value in values.items():
         _put(tree, field, value)
     return Job.model_validate(tree)
+
+
+def option_text(option: str, path: Path, hint: str) -> str:
+    """The text of a file that an option names.
+
+    Raises:
+        SpecError: It cannot be read; with this hint.
+    """
+    try:
+        return read_whole(path).decode()
+    except (OSError, ValueError) as error:
+        raise SpecError(option, str(path), f"cannot be read: {error}", hint=hint) from error
 
 
 def point_of(job: Job, told: Mapping[str, Any]) -> SyncPoint:

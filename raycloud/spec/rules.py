@@ -375,6 +375,15 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        ("elastic.autoscale", "data.collators"),
+        "With `elastic.autoscale`, `data.collators` is a number.",
+        lambda autoscale, collators: (
+            ("roles are chosen by the machines that are there", "write data.collators 0 or more")
+            if autoscale and collators == "auto"
+            else None
+        ),
+    ),
+    Rule(
         ("sync.tour", "sync.stream"),
         "With a `sync.stream` of more than 1 there is no tour.",
         lambda tour, stream: (

@@ -79,9 +79,13 @@ class Counter:
         self._millijoules, self._before = millijoules, millijoules()
 
     def joules(self, cpu_s: float) -> float:  # noqa: ARG002 - a GPU is not shared
-        """See `Meter.joules`."""
-        before, self._before = self._before, self._millijoules()
-        return _MILLI * max(0, self._before - before)
+        """See `Meter.joules`; 0 where the counter has gone."""
+        try:
+            now = self._millijoules()
+        except Exception:  # noqa: BLE001 - a binding of any version raises its own
+            return 0.0
+        before, self._before = self._before, now
+        return _MILLI * max(0, now - before)
 
 
 class Meters:
