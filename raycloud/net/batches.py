@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,22 +42,23 @@ def packed(batch: Any, arrays: list[Array]) -> Any:
     8
 
     Raises:
-        UnpackableError: It holds something else than tensors, arrays, containers and plain values.
+        UnpackableError: It holds something else than tensors, arrays, plain values, and Python's
+            own containers: of another class a batch would come out as another one than went in.
     """
     match batch:
         case torch.Tensor():
             return _tensor(batch, arrays)
-        case np.ndarray() if not batch.dtype.hasobject:
+        case np.ndarray() if not (batch.dtype.hasobject or batch.dtype.names):
             arrays.append(_octets(batch))
             told = {"dtype": batch.dtype.str, "shape": list(batch.shape)}
             return {"array": len(arrays) - 1, **told}
-        case Mapping() if all(isinstance(key, str) for key in batch):
+        case dict() if type(batch) is dict and all(type(key) is str for key in batch):
             return {"dict": [[key, packed(part, arrays)] for key, part in batch.items()]}
         case tuple() if hasattr(batch, "_fields"):
             kind = type(batch)
             parts = [packed(part, arrays) for part in batch]
             return {"named": f"{kind.__module__}:{kind.__qualname__}", "parts": parts}
-        case tuple() | list():
+        case tuple() | list() if type(batch) in (tuple, list):
             name = "tuple" if isinstance(batch, tuple) else "list"
             return {name: [packed(part, arrays) for part in batch]}
         case _ if type(batch) in _PLAIN:

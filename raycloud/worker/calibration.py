@@ -29,6 +29,7 @@ _Found = TypeVar("_Found")
 _MOST_TRIES = 5
 _ENOUGH_S = 0.5
 _WARM_UP_S = 2.0
+_UNKNOWN = 2  # workers, where any number may come
 _SOUGHT_S = 20.0  # at most, for the largest pass, where nothing waits for it
 _MOMENTS = 2  # numbers that an optimizer makes of a gradient's, in its first step
 _FEW = 3  # sizes of passes, by which a line is known
@@ -52,7 +53,10 @@ class Calibration:
         self._member, self._clock = member, clock
         samples = collate.order.samples
         self._micro = min(job.micro_batch, samples)  # samples of a micro-batch
-        share = min(job.micro_batches // job.most_workers, samples // self._micro)
+        most = job.most_workers
+        if job.elastic.max_workers == "auto":  # nobody knows how many
+            most = max(_UNKNOWN, job.elastic.min_workers)
+        share = min(job.micro_batches // most, samples // self._micro)
         self._usual = max(1, share)  # micro-batches of a share, where shares are equal
         self.memory: PassMemory | None = None  # of passes, once that is known
         self.largest = 0  # micro-batches of a pass that memory holds, once that is known

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -91,8 +92,10 @@ def test_containers_and_plain_values_are_the_same_and_of_the_same_types(tree: An
         {1: "a key that is no text"},
         np.array([object()]),
         torch.eye(2).to_sparse(),
+        OrderedDict(x=1),
+        np.zeros(2, dtype=[("x", "f4")]),
     ],
-    ids=["object", "set", "key", "objects", "sparse"],
+    ids=["object", "set", "key", "objects", "sparse", "a kind of dict", "fields"],
 )
 def test_what_does_not_travel_is_named(batch: Any) -> None:
     with pytest.raises(UnpackableError, match="a batch holds a"):
