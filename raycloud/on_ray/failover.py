@@ -321,7 +321,8 @@ def _claimed(actor: Any, lock: str, clock: Clock) -> int:
 class Failover:
     """Members that have outlived their driver, by rank, with their handles and what they know.
 
-    `origin` is where they are, `adoption` what control begins with.
+    `origin` is where they are, `adoption` what control begins with, `roles` those that were chosen
+    for nodes, as a record; None: there are none.
     """
 
     survivors: tuple[Survivor, ...]
@@ -330,6 +331,7 @@ class Failover:
     pipeline: str
     collators: tuple[str, ...]
     adoption: Adoption
+    roles: Mapping[str, Any] | None = None
 
 
 @contextlib.contextmanager
@@ -419,6 +421,7 @@ def _failover(
         pipeline=known["pipeline"],
         collators=collators,
         adoption=adoption,
+        roles=known.get("roles"),
     ), ""
 
 

@@ -28,10 +28,11 @@ from raycloud.on_ray.attach import inventory, joined
 from raycloud.on_ray.checkpoints import CheckpointPublisher, found_back, origin_of
 from raycloud.on_ray.cluster import RayCluster
 from raycloud.on_ray.pool import ActorPool, SupersededError
-from raycloud.on_ray.roles import with_roles
+from raycloud.on_ray.roles import in_roles, with_roles
 from raycloud.on_ray.session import Run, error_of
 from raycloud.order import ledger_line
 from raycloud.planner.inventory import capacity, require
+from raycloud.planner.roles import Roles
 from raycloud.redact import redacted
 from raycloud.report.data import brief
 from raycloud.report.recorder import Journals, Recorder
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from raycloud.checkpoint import Manifest, Store
     from raycloud.commands import Finish
     from raycloud.on_ray.failover import Failover
-    from raycloud.on_ray.session import Session
+    from raycloud.on_ray.session import Origin, Session
     from raycloud.spec import Job
     from raycloud.worker.outbox import LogLines
 
@@ -87,6 +88,8 @@ def drive(session: Session) -> Run:
         chosen: tuple[Event, ...] = ()
         if found is None:
             session, chosen = with_roles(session)
+        elif found.roles is not None:
+            session = in_roles(session, Roles.from_record(found.roles))
         with contextlib.closing(
             RayCluster(session, pool, nodes, origin.manifest, lambda: recorder.written)
         ) as cluster:
@@ -101,8 +104,7 @@ def drive(session: Session) -> Run:
                     records.log(event)
                 if found is None:
                     cluster.begin()
-                    known = origin.manifest and origin.manifest.to_bytes()
-                    pool.remember({"origin": known, "pipeline": cluster.pipeline})
+                    pool.remember(_for_the_next(session, origin, cluster))
                     first, fewest = settings.first_member, settings.min_workers
                     most = settings.workers if pool.most is None else max(fewest, pool.most)
                     members = range(first, first + min(settings.workers, most))
@@ -114,6 +116,15 @@ def drive(session: Session) -> Run:
                 driver.take_over(found.adoption)
 
             return _run(session, driver, cluster, records, begin)
+
+
+def _for_the_next(session: Session, origin: Origin, cluster: RayCluster) -> dict[str, Any]:
+    """What the next driver has to know of this start, as plain values."""
+    return {
+        "origin": origin.manifest and origin.manifest.to_bytes(),
+        "pipeline": cluster.pipeline,
+        "roles": None if session.roles is None else asdict(session.roles),
+    }
 
 
 def _workers_notes(job: Job, held: int, room: int) -> Iterator[Event]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from raycloud.packing.code import TaskCode
     from raycloud.planner.cost import Profile
     from raycloud.planner.inventory import Inventory, Node
+    from raycloud.planner.roles import Roles
     from raycloud.spec import Job
 
 _MEASURES_S = 600.0  # a collator that is measured may have to wait for its data
@@ -60,14 +61,24 @@ def with_roles(session: Session) -> tuple[Session, tuple[Event, ...]]:
     nodes = free()
     found, machines = measure(job, session.code, nodes)
     roles = choose_roles(job, nodes, profile_of(found), machines)
-    workers, collators = len(roles.trainers), len(roles.collators)
+    session = in_roles(session, roles)
+    detail = {
+        "why": roles.why,
+        "workers": len(roles.trainers),
+        "collators": len(roles.collators),
+    }
+    return session, (Noticed(what="roles of nodes were chosen", detail=detail),)
+
+
+def in_roles(session: Session, roles: Roles) -> Session:
+    """The start with these roles, which may have been chosen by a driver before this one."""
+    job, workers, collators = session.job, len(roles.trainers), len(roles.collators)
     ahead = min(64, max(job.data.prefetch_steps, math.ceil(collators / workers) + 1))
     data = job.data.model_copy(update={"collators": collators, "prefetch_steps": ahead})
     elastic = job.elastic.model_copy(update={"max_workers": workers})
-    chosen_job = job.model_copy(update={"data": data, "elastic": elastic})
-    detail = {"why": roles.why, "workers": workers, "collators": collators}
-    told = Noticed(what="roles of nodes were chosen", detail=detail)
-    return replace(session, job=chosen_job, roles=roles), (told,)
+    return replace(
+        session, job=job.model_copy(update={"data": data, "elastic": elastic}), roles=roles
+    )
 
 
 def profile_of(found: Survey) -> Profile:

@@ -306,7 +306,7 @@ def from_json(text: str) -> Plan:
             for x in record.pop("alternatives", ())
         )
         servers = tuple(record.pop("servers", ()))
-        roles = _roles(record.pop("roles", None))
+        roles = record.pop("roles", None)
         return Plan(
             members=members,
             sync=sync,
@@ -314,22 +314,11 @@ def from_json(text: str) -> Plan:
             alternatives=others,
             largest=largest,
             servers=servers,
-            roles=roles,
+            roles=None if roles is None else Roles.from_record(roles),
             **record,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise RunDirectoryError(f"plan.json does not hold a plan: {error}", hint=hint) from error
-
-
-def _roles(record: dict[str, Any] | None) -> Roles | None:
-    if record is None:
-        return None
-    machines = tuple(
-        Machine(**{**one, "speed": None if one["speed"] is None else Speed(**one["speed"])})
-        for one in record.pop("machines")
-    )
-    trainers, collators = tuple(record.pop("trainers")), tuple(record.pop("collators"))
-    return Roles(trainers=trainers, collators=collators, machines=machines, **record)
 
 
 def make(

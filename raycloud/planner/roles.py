@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from raycloud.errors import PlacementError
 from raycloud.planner.shares import fit_shares, step_seconds
@@ -85,6 +86,17 @@ class Roles:
     together_s: float
     bound: float
     machines: tuple[Machine, ...] = ()
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Roles:
+        """The inverse of `asdict`; `KeyError`, `TypeError`: it is none."""
+        told = dict(record)
+        machines = tuple(
+            Machine(**{**one, "speed": None if one["speed"] is None else Speed(**one["speed"])})
+            for one in told.pop("machines")
+        )
+        trainers, collators = tuple(told.pop("trainers")), tuple(told.pop("collators"))
+        return cls(trainers=trainers, collators=collators, machines=machines, **told)
 
     @property
     def gain(self) -> float:
