@@ -53,6 +53,7 @@ class Runs:
         nodes = len(self._bed.nodes)
         told |= {"task": f"{JOB.with_name('gpt.py')}:Gpt", **fields.pop("job", {})}
         told["elastic"] = {"min_workers": nodes, "max_workers": nodes}
+        told["micro_batch"] = 1  # the smallest batch of the space is for all nodes, too
         told["sweep"] |= {"parallel": 1, **fields}
         if self._quick:
             told |= {"steps": 40}

@@ -198,7 +198,7 @@ def _curves(axes: Axes, shown: Sequence[Trial], sweep: Sweep, best: set[int], co
     if min(measures) > 0 and max(measures) > _WIDE * min(measures):
         axes.set_yscale("log")
     if cost == "bytes":
-        if max(costs) > _WIDE * min(one for one in costs if one > 0):
+        if max(costs) > _WIDE * min((one for one in costs if one > 0), default=math.inf):
             axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda value, _: byte_count(max(value, 0.0)))
     axes.set_xlabel(_COSTS[cost])

@@ -244,7 +244,7 @@ def _rank(values: Sequence[Any]) -> Callable[[Any], float]:
             return lambda value: inner(math.log(value))
         return _scale([float(v) for v in known], _y)
     order = sorted({str(value) for value in known})
-    inner = _scale([*range(len(order))], _y)
+    inner = _scale([*range(len(order))] or [0], _y)  # none: no trial was given this field
     return lambda value: inner(float(order.index(str(value))))
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from raycloud.errors import RunDirectoryError
 from raycloud.report.sweep import importance, page
-from raycloud.spec.sweep import Sweep
+from raycloud.spec.sweep import Parameter, Sweep
 from raycloud.tuning.deal import Want, deal
 from raycloud.tuning.population import Population
 from raycloud.tuning.results import Measured, Results, Trial, front, objectives
@@ -202,6 +202,8 @@ def test_the_page_has_what_each_trial_came_to() -> None:
     assert text.count("<svg") == 5
     assert "8 trials: 6 finished, 2 stopped. Least measure: 0." in text
     assert page("empty", [], sweep).count("<svg") == 0
+    more = sweep.model_copy(update={"space": {**sweep.space, "sync.ratio": Parameter(choice=[2])}})
+    assert "sync.ratio" in page("a field that no trial was given", trials, more)
 
 
 def test_what_a_field_explains() -> None:
