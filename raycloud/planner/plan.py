@@ -23,7 +23,7 @@ from raycloud.planner.cost import (
     transport_seconds,
 )
 from raycloud.planner.inventory import Inventory, core_watts, place, price_per_hour, require
-from raycloud.planner.roles import Machine, Roles, Work, choose
+from raycloud.planner.roles import Machine, Roles, Work, choose, fed_seconds
 from raycloud.planner.shares import equal_shares, first_shares, step_seconds
 from raycloud.planner.speed import Speed
 from raycloud.spec import Job, SyncPoint
@@ -389,15 +389,15 @@ def make(
 
 
 def _fed(found: Prediction, roles: Roles | None, global_batch: int) -> Prediction:
-    """The same, where collators make the batches: a step takes no less than that does."""
-    feed_s = 0.0 if roles is None else roles.feed_s
-    if feed_s <= found.step_s:
+    """The same, where collators make the batches."""
+    if roles is None or roles.feed_s <= found.step_s:
         return found
-    by = feed_s / found.step_s
+    step_s = fed_seconds(found.step_s, feed_s=roles.feed_s, help_s=roles.help_s)
+    by = step_s / found.step_s
     return replace(
         found,
-        step_s=feed_s,
-        samples_per_s=global_batch / feed_s,
+        step_s=step_s,
+        samples_per_s=global_batch / step_s,
         low_s=by * found.low_s,
         high_s=by * found.high_s,
     )

@@ -9,7 +9,12 @@ both, and t threads make batches:
 on a GPU the greater of micro_batch_s and collate_s / min(t, c). With collators a step takes what
 its slowest worker takes, or all collators together take for its K micro-batches, if that is more:
 
-    step_s = max(max_i T_i(b_i) + exchange,  K / sum_j 1 / collate_s_j).
+    step_s = max(s, f)    s = max_i T_i(b_i) + exchange,  f = K / sum_j 1 / collate_s_j
+
+A worker that would wait for batches makes some itself, on one core, which all of them do in h =
+K / sum_i 1 / collate_s_i. So where s < f a step takes the t in which both have made them all,
+
+    t / f + (t - s) / h = 1.
 
 Every division of up to `_EVERY` nodes is looked at. Of more nodes, those that are better at
 training than at making batches, by comparative advantage, train: the division of two kinds of work
@@ -74,6 +79,8 @@ class Roles:
         collators: The node of each collator; none: workers make their own batches.
         step_s: Seconds of a step, as predicted.
         feed_s: Seconds that all collators take for a step's batches; 0: there are none.
+        help_s: Seconds that workers would take for them, who make some while they would wait; 0:
+            they make none.
         together_s: Of a step where each worker makes its own batches, on as many nodes as is best.
         bound: No division of this work over these nodes is more times as fast as that.
         machines: What was measured of the nodes.
@@ -86,6 +93,7 @@ class Roles:
     together_s: float
     bound: float
     machines: tuple[Machine, ...] = ()
+    help_s: float = 0.0
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Roles:
@@ -112,10 +120,11 @@ class Roles:
             return f"workers make their own batches: a step takes {together}, and {at_most}"
         nodes, made = len({*self.trainers}), len({*self.collators})
         slower = "making batches" if self.feed_s >= self.step_s else "training"
+        slower += f" decides{', workers help' * (self.feed_s > self.step_s)}"
         return (
             f"{nodes} node{'s' * (nodes > 1)} train{'s' * (nodes == 1)}, and "
             f"{len(self.collators)} collators on {made} make their batches: a step takes "
-            f"{self.step_s:.3g} s ({slower} decides) in place of {together}, {self.gain:.2f} times "
+            f"{self.step_s:.3g} s ({slower}) in place of {together}, {self.gain:.2f} times "
             f"as fast; {at_most}"
         )
 
@@ -277,18 +286,34 @@ def _with(
     rate = sum(count / one.collate_s for one, count in places)
     if rate == 0.0:
         return None
-    step_s = max(step_s, work.micro_batches / rate)
     collators = _picked(places, _HEADROOM * work.micro_batches / step_s)
     made = {one.node: 1 / one.collate_s for one in machines}
     feed_s = work.micro_batches / sum(made[node] for node in collators)
+    help_s = work.micro_batches / sum(made[node] for node in nodes)
     return Roles(
         trainers=nodes,
         collators=collators,
-        step_s=max(step_s, feed_s),
+        step_s=fed_seconds(step_s, feed_s=feed_s, help_s=help_s),
         feed_s=feed_s,
         together_s=0.0,
         bound=1.0,
+        help_s=help_s,
     )
+
+
+def fed_seconds(step_s: float, *, feed_s: float, help_s: float) -> float:
+    """Seconds of a step that takes workers `step_s`, with the batches that are made for it.
+
+    >>> fed_seconds(1.0, feed_s=2.0, help_s=2.0), fed_seconds(1.0, feed_s=2.0, help_s=0.0)
+    (1.5, 2.0)
+    >>> fed_seconds(1.0, feed_s=0.5, help_s=2.0)
+    1.0
+    """
+    if feed_s <= step_s:
+        return step_s
+    if help_s == 0.0:
+        return feed_s
+    return (1 + step_s / help_s) / (1 / feed_s + 1 / help_s)
 
 
 def _picked(places: Sequence[tuple[Machine, int]], rate: float) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ What may be gone at the next try, as a lost connection is, is read again a littl
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -289,6 +289,9 @@ class Collators(Protocol):
     def submit(self, micro_batches: tuple[MicroBatch, ...], fuse: int) -> Made:
         """Begin to make what `Collate.passes` would. Returns at once; asked in order of steps."""
 
+    def help(self) -> bool:
+        """Make a part of what was submitted here; False: what is left is being made elsewhere."""
+
     def extend(self, version: int, epoch: int, layout: Layout | None) -> None:
         """From `epoch` on the data is that of `version`: see `Collate.extend`."""
 
@@ -348,10 +351,18 @@ class Collate:
 
     def passes(self, micro_batches: Iterable[MicroBatch], fuse: int) -> tuple[Pass, ...]:
         """Group micro-batches by `fuse` and collate each group, in order."""
-        view, todo = self._view, list(micro_batches)
+        return self.grouped(self.groups(micro_batches, fuse))
+
+    def groups(self, micro_batches: Iterable[MicroBatch], fuse: int) -> list[list[MicroBatch]]:
+        """Which micro-batches are made into one pass, unless it turns out that they cannot be."""
+        todo = list(micro_batches)
         cut = max(len(todo) - self.making.apart, 0)
         groups = [todo[at : min(at + fuse, cut)] for at in range(0, cut, fuse)]
-        groups += [todo[at : at + fuse] for at in range(cut, len(todo), fuse)]
+        return groups + [todo[at : at + fuse] for at in range(cut, len(todo), fuse)]
+
+    def grouped(self, groups: Sequence[list[MicroBatch]]) -> tuple[Pass, ...]:
+        """Collate each of some `groups`, in order."""
+        view, todo = self._view, [one for group in groups for one in group]
         # Rows are cheaper to read at once, and cut without a copy.
         whole = self._read(view, todo) if view.as_rows and len(groups) > 1 else None
         made: list[Pass] = []

@@ -192,9 +192,15 @@ class Feed:
             thread.start()
 
     def take(self) -> StepWork:
-        """The next step's work; one more step is begun. Raises what making it raised."""
-        began_s = self._clock.monotonic_s()
-        work = self._flight.popleft().result()
+        """The next step's work; one more step is begun. Raises what making it raised.
+
+        Whoever would wait for what is made elsewhere makes a part of what is to come meanwhile.
+        """
+        began_s, future = self._clock.monotonic_s(), self._flight.popleft()
+        if (elsewhere := self._collate.making.elsewhere) is not None:
+            while not future.done() and elsewhere.help():
+                pass
+        work = future.result()
         self.waited_s += self._clock.monotonic_s() - began_s
         self._ask()
         return work

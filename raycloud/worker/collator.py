@@ -143,10 +143,8 @@ class Collator:
             took_s.append(one.read_s + one.collate_s)
         return min(took_s)
 
-    def passes(
-        self, micro_batches: Sequence[MicroBatch], fuse: int, version: int, *, joins: bool
-    ) -> Passes:
-        """See `Collate.passes`.
+    def passes(self, groups: Sequence[list[MicroBatch]], version: int, *, joins: bool) -> Passes:
+        """See `Collate.grouped`.
 
         Raises:
             UnableError: This one does not know the data.
@@ -154,7 +152,7 @@ class Collator:
         if self._collate is None or version not in self._versions:
             raise UnableError(self._why or f"it was not told of version {version} of the data")
         self._collate.joins = joins
-        return self._collate.passes(micro_batches, fuse)
+        return self._collate.grouped(groups)
 
     def extend(self, before: int, version: int, epoch: int, layout: Layout | None) -> None:
         """See `Collators.extend`; each member says so, and once is enough.
@@ -193,7 +191,9 @@ class _Connection:
 
     def __init__(self, stream: Stream, threads: Threads) -> None:
         self.stream = stream
-        self.dropped: set[int] = set()
+        self._dropped: set[int] = set()
+        self._newest = -1  # number that it was asked for; they come in order
+        self._turn = threading.Lock()
         self.asked = self.done = 0  # each is counted by one thread
         self.over = False
         self._answers: queue.Queue[tuple[dict[str, Any], list[Array]] | None] = threads.queue()
@@ -203,6 +203,20 @@ class _Connection:
     def answer(self, header: dict[str, Any], arrays: Sequence[Array] = ()) -> None:
         """Tell it something, once what was said before has left."""
         self._answers.put((header, list(arrays)))
+
+    def drop(self, number: int) -> None:
+        """This is wanted no more, unless it is made already."""
+        with self._turn:
+            if number > self._newest:
+                self._dropped.add(number)
+
+    def wants_no_more(self, number: int) -> bool:
+        """Whether this, which is to be made now, was dropped."""
+        with self._turn:
+            self._newest = number
+            gone = number in self._dropped
+            self._dropped.discard(number)
+        return gone
 
     def close(self) -> None:
         """It has left."""
@@ -298,7 +312,7 @@ class CollatorServer:
                     continue
                 header, _ = hear(stream, 0)
                 if header.get("do") == "drop":
-                    member.dropped.add(int(header["id"]))
+                    member.drop(int(header["id"]))
                     continue
                 member.asked += 1
                 self._todo.put((member, header))
@@ -340,17 +354,20 @@ class CollatorServer:
 
     def _make(self, member: _Connection, header: dict[str, Any]) -> None:
         number = header["id"]
-        if number in member.dropped:
-            member.dropped.discard(number)
+        if member.wants_no_more(number):
             return
         arrays: list[Array] = []
-        asked = [
-            MicroBatch(index=index, epoch=epoch, start=start, stop=stop)
-            for index, epoch, start, stop in header["micro_batches"]
+        groups = [
+            [
+                MicroBatch(index=index, epoch=epoch, start=start, stop=stop)
+                for index, epoch, start, stop in group
+            ]
+            for group in header["groups"]
         ]
+        asked = [one for group in groups for one in group]
         try:
             version, joins = header["version"], bool(header["joins"])
-            made = self._collator.passes(asked, header["fuse"], version, joins=joins)
+            made = self._collator.passes(groups, version, joins=joins)
             told = [_told(one, asked, arrays) for one in made]
         except (UnableError, UnpackableError) as error:
             member.answer({"id": number, "unable": str(error)})

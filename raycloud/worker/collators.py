@@ -3,12 +3,13 @@
 A member asks for the passes of micro-batches ahead of their step, and a collator makes them just as
 the member would: by their places in the sequence, whoever it is. So nothing depends on which of
 them makes a pass. What a collator that is lost was asked for, another one is, or the member makes
-it itself; so does it until the first one is there.
+it itself; so does it until the first one is there. A step is asked for in a few parts; a member
+that would have to wait makes those that were asked for last.
 
     member                                  collator
     begin: order, version of the data  ->
                                        <-   begun, or why not
-    make: id, micro-batches            ->                        many ahead, answered in turn
+    make: id, groups of micro-batches  ->                        many ahead, answered in turn
     drop: id                           ->                        it is wanted no more
     extend: version, epoch, layout     ->                        the data has grown
                                        <-   id, passes, the bytes of their tensors
@@ -22,10 +23,11 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import astuple, dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from raycloud.clock import SystemClock
-from raycloud.errors import TransportError
+from raycloud.errors import RaycloudError, TransportError
 from raycloud.net.batches import unpacked
 from raycloud.net.messages import hear, tell
 from raycloud.net.stream import SOCKETS, Place, Sockets, Stream, connect
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
 _SILENT_S = 30.0  # one that was asked, and says nothing for so long, is lost
 _LOOK_S = 1.0
+_PARTS = 4  # of a member's share of a step, at most
 
 
 def _heard(
@@ -75,7 +78,7 @@ class Peer:
         self.name = name
         self.stream: Stream | None = None  # from when it was told to begin
         self.ready = False
-        self.asked: dict[int, Asked] = {}
+        self.asked: dict[int, Part] = {}
         self.heard_s = 0.0
 
 
@@ -118,10 +121,30 @@ class RemoteCollators:
             threads.thread(self._follow, peer, name="collator-peer").start()
 
     def submit(self, micro_batches: tuple[MicroBatch, ...], fuse: int) -> Asked:
-        """Give it to the collator with the least to do."""
-        made = Asked(self, micro_batches, fuse)
-        made.ask()
-        return made
+        """Give each part of it to the collator with the least to do."""
+        groups = self.collate.groups(micro_batches, fuse)
+        each = max(1, -(-len(groups) // _PARTS))
+        parts = [Part(self, groups[at : at + each]) for at in range(0, len(groups), each)]
+        for part in parts:
+            part.ask()
+        return Asked(parts)
+
+    def help(self) -> bool:
+        """Make the part here that was asked for last, unless a collator is likely to be at it."""
+        with self._lock:
+            waiting = [
+                (number, peer)
+                for peer in self._peers
+                for number in sorted(peer.asked)[1:]  # it is at the first one
+                if not peer.asked[number].fails
+            ]
+            if not waiting:
+                return False
+            number, peer = max(waiting, key=lambda one: one[0])
+            part = peer.asked[number]
+            self.forget(peer, number)
+        part.make()
+        return True
 
     def extend(self, version: int, epoch: int, layout: Layout | None) -> None:
         """See `step.collate.Collators`; the member's own `collate` knows it already."""
@@ -146,7 +169,7 @@ class RemoteCollators:
         with self._lock:
             return len(self._peers)
 
-    def give(self, asked: Asked) -> Peer | None:
+    def give(self, asked: Part) -> Peer | None:
         """Ask one for it that is ready; None: there is none."""
         with self._lock:
             ready = [peer for peer in self._peers if peer.ready]
@@ -163,8 +186,7 @@ class RemoteCollators:
             told = {
                 "do": "make",
                 "id": number,
-                "micro_batches": [astuple(one) for one in asked.micro_batches],
-                "fuse": asked.fuse,
+                "groups": [[astuple(one) for one in group] for group in asked.groups],
                 "version": self._version,
                 "joins": self.collate.joins,
             }
@@ -273,12 +295,12 @@ class RemoteCollators:
                 pass
         raise TransportError(f"it has said {header!r:.80}")
 
-    def _answer(self, asked: Asked, header: Mapping[str, Any], arrays: Sequence[Array]) -> None:
+    def _answer(self, asked: Part, header: Mapping[str, Any], arrays: Sequence[Array]) -> None:
         if "failed" in header:
             asked.answered(str(header["failed"]))
             return
         try:
-            passes = _heard(header["passes"], asked.micro_batches, arrays)
+            passes = _heard(header["passes"], [*chain(*asked.groups)], arrays)
         except (TransportError, KeyError):
             asked.answered(None)
             raise TransportError("what came are not the passes that were asked for") from None
@@ -287,15 +309,35 @@ class RemoteCollators:
         asked.answered(passes)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Asked:
-    """Passes that are asked for: `step.collate.Made`."""
+    """Passes that are asked for in parts: `step.collate.Made`."""
+
+    parts: list[Part]
+
+    def result(self) -> Passes:
+        """Them, as soon as all are there: see `Part.result`."""
+        return tuple(chain.from_iterable(part.result() for part in self.parts))
+
+    def cancel(self) -> None:
+        """They are no longer wanted."""
+        for part in self.parts:
+            part.cancel()
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """The passes of some groups of micro-batches, that one collator is asked for.
+
+    Attributes:
+        fails: Making it here has failed: whether a collator can is found out by asking one.
+    """
 
     collators: RemoteCollators
-    micro_batches: tuple[MicroBatch, ...]
-    fuse: int
+    groups: Sequence[list[MicroBatch]]
 
     number: int = -1
+    fails: bool = False
     _peer: Peer | None = None
     _answer: Passes | str | None = None  # passes, what it failed with; None: it was lost
     _there: Any = None
@@ -311,6 +353,15 @@ class Asked:
         """It has been answered; None: who was asked is lost."""
         self._answer = found
         self._there.set()
+
+    def make(self) -> None:
+        """Make it in this thread, in place of the collator, which is not asked any more."""
+        made: Passes | None = None
+        try:
+            made = self.collators.collate.grouped(self.groups)
+        except RaycloudError:
+            self.fails = True
+        self.answered(made)
 
     def result(self) -> Passes:
         """Them, as soon as they are there; what no collator makes, this process makes.
@@ -332,11 +383,11 @@ class Asked:
                     self.ask()
         if self._dropped:
             raise CancelledError
-        return self.collators.collate.passes(self.micro_batches, self.fuse)
+        return self.collators.collate.grouped(self.groups)
 
     def _despite(self, peer: Peer, why: str) -> Passes:
         """What failed there: an error of the task comes here too, one of the machine does not."""
-        made = self.collators.collate.passes(self.micro_batches, self.fuse)
+        made = self.collators.collate.grouped(self.groups)
         self.collators.drop(peer, "a collator failed where this worker did not", why)
         return made
 

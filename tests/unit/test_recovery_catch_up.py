@@ -86,7 +86,8 @@ def check_end(fellows: Fellows, asked: Job, members: tuple[int, ...], steps: int
         assert mine.keys() == theirs.keys()
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
         assert other.learning_rate == first.learning_rate
-    reference = plain_loop(asked, Steady(dropout=0.0, norm=True), steps)
+    samples = asked.settings.get("samples", 70)
+    reference = plain_loop(asked, Steady(dropout=0.0, norm=True, samples=samples), steps)
     assert difference(first.model, reference) <= 1e-9
 
 

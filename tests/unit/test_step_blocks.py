@@ -194,6 +194,9 @@ class Elsewhere(Here):
         made.set_result(self.collate.passes(micro_batches, fuse))
         return made
 
+    def help(self) -> bool:
+        return False
+
     def extend(self, version: int, epoch: int, layout: Any) -> None:
         assert self.collate is not None
         assert self.provided is not None

@@ -351,6 +351,9 @@ class Elsewhere:
             self.reached.set()
         return made
 
+    def help(self) -> bool:
+        return False
+
     def extend(self, version: int, epoch: int, layout: Any) -> None:
         raise AssertionError("no data grows here")
 

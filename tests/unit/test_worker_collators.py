@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -14,13 +15,14 @@ import numpy as np
 import pytest
 import torch
 
-from raycloud.clock import Clock, VirtualClock
+from raycloud.clock import Clock, SystemClock, VirtualClock
 from raycloud.errors import DataError, TaskError
 from raycloud.net.messages import hear, tell
 from raycloud.net.stream import Place, listen, welcome
-from raycloud.order import Layout, MicroBatch, Order
+from raycloud.order import Layout, MicroBatch, Order, Position, Steps
 from raycloud.spec import ElasticSection
-from raycloud.step.collate import Collate
+from raycloud.step.collate import Collate, Making
+from raycloud.step.feed import Feed
 from raycloud.task import Splits
 from raycloud.worker.collator import (
     Collator,
@@ -222,27 +224,27 @@ def test_a_collator_tells_why_it_could_not_begin_and_may_begin_again() -> None:
         one.begin(begin())
     one._provider.fails.clear()  # type: ignore[attr-defined]
     one.begin(begin())
-    assert one.passes(FIRST, 1, 0, joins=False)[0].batch.tolist() == [0, 1, 2, 3]
+    assert one.passes([[*FIRST]], 0, joins=False)[0].batch.tolist() == [0, 1, 2, 3]
 
 
 def test_a_collator_makes_no_passes_of_data_that_it_was_not_told_of() -> None:
     one = begun()
     with pytest.raises(UnableError, match="version 1"):
-        one.passes(LATER, 1, 1, joins=False)
+        one.passes([[*LATER]], 1, joins=False)
     one.extend(0, 1, 1, None)
     one.extend(0, 1, 1, None)  # each member says so
     for version in (0, 1):  # a member that is not there yet is served too
-        assert one.passes(LATER, 1, version, joins=False)[0].batch.tolist() == [8, 9, 10, 11]
+        assert one.passes([[*LATER]], version, joins=False)[0].batch.tolist() == [8, 9, 10, 11]
 
 
 def test_a_growth_that_failed_is_told_and_tried_again_for_the_next_member() -> None:
     one = begun(1)
     one.extend(0, 1, 1, None)
     with pytest.raises(UnableError, match="DataError: version 1 is gone"):
-        one.passes(LATER, 1, 1, joins=False)
+        one.passes([[*LATER]], 1, joins=False)
     one._provider.fails.clear()  # type: ignore[attr-defined]
     one.extend(0, 1, 1, None)
-    assert one.passes(LATER, 1, 1, joins=False)
+    assert one.passes([[*LATER]], 1, joins=False)
 
 
 def test_a_later_growth_does_not_make_up_for_one_that_was_missed() -> None:
@@ -250,14 +252,14 @@ def test_a_later_growth_does_not_make_up_for_one_that_was_missed() -> None:
     one.extend(0, 1, 1, None)
     one.extend(1, 2, 2, None)
     with pytest.raises(UnableError, match="missed version 1"):
-        one.passes(LATER, 1, 2, joins=False)
+        one.passes([[*LATER]], 2, joins=False)
 
 
 def test_a_member_that_comes_after_a_growth_brings_the_collator_there() -> None:
     one = begun()
     one.begin(begin(ORDER.extended(1, 12, None), version=1, samples=12))
-    assert one.passes(LATER, 1, 1, joins=False)[0].batch.tolist() == [8, 9, 10, 11]
-    assert one.passes(FIRST, 1, 0, joins=False)[0].batch.tolist() == [0, 1, 2, 3]
+    assert one.passes([[*LATER]], 1, joins=False)[0].batch.tolist() == [8, 9, 10, 11]
+    assert one.passes([[*FIRST]], 0, joins=False)[0].batch.tolist() == [0, 1, 2, 3]
 
 
 def test_growth_is_told_before_what_is_asked_of_it(served: Any) -> None:
@@ -452,6 +454,84 @@ def test_one_that_says_nothing_is_lost() -> None:
         over.set()
         frozen.join(PATIENCE_S)
         assert not frozen.is_alive()
+
+
+class Free(Draws):
+    """The same batches, which nobody holds back; the collators' are let go once there are three."""
+
+    gate = threading.Event()
+    gate.set()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = 0
+
+    def batch(self, samples: Sequence[Any], rng: np.random.Generator | None) -> Any:
+        self.made += 1
+        if self.made == 3:
+            Draws.gate.set()
+        return super().batch(samples, rng)
+
+
+def test_what_a_collator_is_not_at_yet_a_member_can_make_the_last_first(served: Any) -> None:
+    samples, mine = range(SAMPLES), Free()
+    member = Member(served(a=collator(task=Draws)), own(mine, samples), samples)
+    Draws.gate.clear()
+    asked = [member.collators.submit(BOTH, 1) for _ in range(2)]
+    assert Draws.begun.wait(PATIENCE_S)
+    assert [member.collators.help() for _ in range(3)] == [True] * 3
+    assert not member.collators.help()  # the collator is at what is left
+    whole = own(Draws(), samples).passes(BOTH, 1)
+    assert all(same(one.result(), whole) for one in asked)
+    assert (mine.made, member.notices) == (3, [])
+
+
+def test_who_would_wait_for_a_step_makes_a_part_of_those_to_come(served: Any) -> None:
+    samples, mine = range(SAMPLES), Free()
+    collate = own(mine, samples)
+    member = Member(served(a=collator(task=Draws)), collate, samples)
+    collate.making = Making(elsewhere=member.collators)
+    Draws.gate.clear()
+    steps = Steps(samples=SAMPLES, global_batch=8, micro_batch=4)
+    feed = Feed(
+        collate,
+        lambda span: span.micro_batches,
+        itertools.islice(steps.walk(0, Position()), 3),
+        fuse=lambda: 1,
+        depth=3,
+        clock=SystemClock(),
+    )
+    theirs = own(Draws(), samples)
+    for epoch in range(3):
+        work = feed.take()
+        whole = theirs.passes(work.span.micro_batches, 1)
+        assert (work.span.epoch, len(whole)) == (epoch, 2)
+        assert same(work.passes, whole)
+    assert mine.made >= 3
+    feed.close()
+
+
+def test_what_fails_here_is_left_to_the_collators(served: Any) -> None:
+    class Whole(Torn):
+        here = True
+
+        def batch(self, samples: Sequence[Any], rng: np.random.Generator | None) -> Any:
+            Draws.begun.set()
+            assert Draws.gate.wait(PATIENCE_S)
+            return super().batch(samples, rng)
+
+    samples = range(SAMPLES)
+    member = Member(served(a=collator(task=Whole)), own(Torn(), samples), samples)
+    Draws.gate.clear()
+    asked = member.collators.submit(BOTH, 1)
+    assert Draws.begun.wait(PATIENCE_S)
+    assert member.collators.help()
+    later = threading.Thread(target=asked.parts[1].result)
+    later.start()  # asks again
+    Draws.gate.set()
+    later.join(PATIENCE_S)
+    assert [one.batch.tolist() for one in asked.result()] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert (member.notices, member.collators.help()) == ([], False)
 
 
 def test_two_that_ask_the_same_are_two(served: Any) -> None:
