@@ -9,6 +9,7 @@ from pathlib import Path
 
 import job_reference
 import state_machine
+import strategies
 from pictures import PICTURES
 from raycloud.spec.job import Job
 from raycloud.spec.schema import render_schema
@@ -19,6 +20,7 @@ PAGES: tuple[tuple[Path, Callable[[], str]], ...] = (
     (DOCS / "job-reference.md", job_reference.render),
     (DOCS / "job.schema.json", lambda: render_schema(Job)),
     (DOCS / "state-machine.md", state_machine.render),
+    (DOCS / "strategies.md", strategies.render),
     *((DOCS / "pictures" / f"{name}.svg", draw) for name, draw in PICTURES.items()),
 )
 

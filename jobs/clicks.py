@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
 
-from raycloud import Auc, Mean, Metric, Source, Splits, Task
+from raycloud import Auc, Embedding, Mean, Metric, Source, Splits, Task
 from raycloud.errors import DataError
 
 if TYPE_CHECKING:
@@ -45,16 +45,18 @@ CATEGORIES = {  # what each may hold; anything else, or nothing, is one more cat
     "UserCategory": ("New_Visitor", "Other", "Returning_Visitor"),
     "IsWeekendVisit": ("FALSE", "TRUE"),
 }
+MOST = 64  # categories of a column
 COLUMNS = (*NUMBERS, *CATEGORIES, LABEL)
 
 
 class Perceptron(nn.Module):
     """Numbers and categories in, the log-odds of a purchase out."""
 
-    def __init__(self, *, width: int, embedding: int, dropout: float) -> None:
+    def __init__(self, *, width: int, embedding: int, dropout: float, rows: bool) -> None:
         super().__init__()
+        self.rows = Embedding(embedding, optimizer="adagrad", lr=0.03, spread=0.1) if rows else None
         self.embeddings = nn.ModuleList(
-            nn.Embedding(len(known) + 1, embedding) for known in CATEGORIES.values()
+            nn.Embedding(len(known) + 1, embedding) for known in CATEGORIES.values() if not rows
         )
         for one in self.embeddings:
             nn.init.normal_(one.weight, std=0.1)
@@ -66,16 +68,23 @@ class Perceptron(nn.Module):
         )  # fmt: skip
 
     def forward(self, numbers: Tensor, categories: Tensor) -> Tensor:
-        embedded = [one(categories[:, i]) for i, one in enumerate(self.embeddings)]
+        if self.rows is not None:
+            ids = categories + MOST * torch.arange(len(CATEGORIES))
+            embedded = [self.rows(ids).flatten(1)]
+        else:
+            embedded = [one(categories[:, i]) for i, one in enumerate(self.embeddings)]
         return self.layers(torch.cat([numbers, *embedded], 1))[:, 0]
 
 
 class Clicks(Task):
     """What is trained: everything raycloud needs to know."""
 
-    def __init__(self, *, width: int = 64, embedding: int = 4, dropout: float = 0.2,
-                 lr: float = 3e-3, decay: float = 0.1, held_out: float = 0.2) -> None:  # fmt: skip
-        self.shape = {"width": width, "embedding": embedding, "dropout": dropout}
+    def __init__(self, *, width: int = 64, embedding: int = 4, dropout: float = 0.2,  # noqa: PLR0913 - each is a setting
+                 lr: float = 3e-3, decay: float = 0.1, held_out: float = 0.2,
+                 rows: bool = False) -> None:  # fmt: skip
+        """With `rows` the categories' vectors are on `servers`, of which there is one at least."""
+        shape = {"width": width, "embedding": embedding, "dropout": dropout}
+        self.shape: dict[str, Any] = {**shape, "rows": rows}
         self.lr, self.decay, self.held_out = lr, decay, held_out
 
     def model(self) -> Perceptron:

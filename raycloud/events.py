@@ -84,7 +84,7 @@ class MemberReady:
     `pass_samples` (0: it was not found out), of which each takes `sample_bytes`; the largest that
     was computed had `pass_tried`. Making the batch of a micro-batch took a thread `collate_s`; 0:
     it was not measured. A busy core of its node takes `core_watts`, by its label. Its steps cannot
-    be made in rounds, and why: `no_rounds`.
+    be made in rounds, and why: `no_rounds`. It may use so many `cores`; 0: it has not looked.
     """
 
     member: int
@@ -108,6 +108,7 @@ class MemberReady:
     collate_s: float = 0.0
     core_watts: float | None = None
     no_rounds: str = ""
+    cores: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -273,7 +274,8 @@ class StepsCommitted:
     parts of two sums over some of the steps: of the trace of the covariance of one sample's
     gradient, and of the squared norm of its mean. From commit to commit a step took `typical_s`,
     the median (0: nobody has looked). Meters of its node say that it took `energy_j` joules; 0:
-    there are none that can be read.
+    there are none that can be read. Its process takes `memory_bytes` (0: nobody knows), and its GPU
+    was busy for the part `gpu_busy` of the last moment (None: it has none, or nobody knows).
     """
 
     member: int
@@ -306,6 +308,8 @@ class StepsCommitted:
     signal: float = 0.0
     typical_s: float = 0.0
     energy_j: float = 0.0
+    memory_bytes: int = 0
+    gpu_busy: float | None = None
     skips: tuple[Mapping[str, Any], ...] = ()
 
 

@@ -33,7 +33,10 @@ if TYPE_CHECKING:
     from raycloud.clock import Clock
     from raycloud.spec.sections import RoleResources
 
-_LEAVES_S = 0.4  # a process has for leaving what it computes
+# A process has for leaving what it computes: until then another one would have loaded torch, which
+# takes longer still where the cores are others', too.
+_LEAVES_S = 3.0
+_CLOSES_S = 2.0
 _LOOK_S = 0.02  # between two looks whether it has
 _WATCH_S = 0.3  # between two looks whether drivers are there
 _ROOM_S = 2.0  # between two looks at the machines
@@ -434,6 +437,6 @@ class SeatsHandle:
     def close(self) -> None:
         """End it."""
         with contextlib.suppress(RayError):
-            ray.get(self.actor.close.remote(), timeout=_LEAVES_S * 5)
+            ray.get(self.actor.close.remote(), timeout=_CLOSES_S)
         ray.kill(self.actor)
         give_back_all(self.name)  # where it was not done by then

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from raycloud.on_ray.trials import (
     TrialRun,
     copy_run,
     place_of,
+    scheduler_of,
 )
 from raycloud.planner.inventory import PRICE_LABEL, price_per_hour, require
 from raycloud.report import charts
@@ -53,7 +53,6 @@ from raycloud.tuning.results import (
     front,
     objectives,
 )
-from raycloud.tuning.rungs import Rungs
 from raycloud.tuning.search import Search, search
 
 if TYPE_CHECKING:
@@ -69,7 +68,6 @@ _QUIET = {
     "RAY_AIR_NEW_OUTPUT": "0",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
 }
-_MANY = 10**9  # steps of a job whose length is a number of epochs
 _TRIES = 3  # of a trial whose machines fail
 _SMALL = 1e-3  # of the resource that every node has by its name: it only says where
 
@@ -195,7 +193,7 @@ def _tuned(context: SweepContext, searcher: TrialSearcher, parallel: int) -> Non
             metric="measure",
             mode=asked.mode,
             search_alg=searcher,
-            scheduler=_scheduler(context),
+            scheduler=scheduler_of(context),
             num_samples=-1,  # until the searcher is over
             max_concurrent_trials=parallel,
             reuse_actors=True,
@@ -227,26 +225,6 @@ def _quiet(logger: logging.Logger) -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
-
-
-def _scheduler(context: SweepContext) -> Any:
-    """Trials are compared at equal samples: after as many steps a larger batch has seen more."""
-    asked, job = context.sweep, context.job
-    grace = job.global_batch * (asked.grace_steps or job.evaluate.every_steps or 1)
-    if asked.scheduler == "asha" and len(asked.minimize) > 1:
-        return RungScheduler(asked, Rungs(grace, asked.reduction))
-    if asked.scheduler == "asha":
-        varied = asked.space.get("global_batch")
-        largest = max([job.global_batch, *(varied.samples() if varied else ())])
-        return tune.schedulers.ASHAScheduler(
-            time_attr="samples",
-            max_t=(job.steps or _MANY) * largest + 1,
-            grace_period=grace,
-            reduction_factor=asked.reduction,
-        )
-    if asked.scheduler == "median":
-        return tune.schedulers.MedianStoppingRule(time_attr="samples", grace_period=grace)
-    return tune.schedulers.FIFOScheduler()
 
 
 def _found(job: Job, asked: Sweep, place: Path, results: Results) -> Found:
@@ -325,6 +303,13 @@ class TrialSearcher(Searcher):
             or (asked.seconds is not None and took_s >= asked.seconds)
             or (asked.money is not None and spent >= asked.money)
         )
+
+    def overtaken(self, result: Mapping[str, Any]) -> bool:
+        """Whether a trial cannot be the best any more, where trials end early."""
+        asked = self._context.sweep
+        if asked.target is None or asked.scheduler == "none":
+            return False
+        return self.results.overtaken(result, asked.minimize, asked.target)
 
     def end_all(self) -> None:
         """End the trials that run; another start may go on with them."""
@@ -514,27 +499,8 @@ class ResultCallback(tune.Callback):
         self._searcher.died(words["trial"].config["number"])
 
 
-class RungScheduler(tune.schedulers.FIFOScheduler):
-    """Ends trials that others beat in all of several objectives: see `tuning.rungs`."""
-
-    def __init__(self, asked: Sweep, rungs: Rungs) -> None:
-        super().__init__()  # type: ignore[no-untyped-call] # Ray says no types of it
-        self._rungs = rungs
-        self._names = [name for name in asked.minimize if name != "measure"]
-        self._sign = -1.0 if asked.mode == "max" else 1.0
-
-    def on_trial_result(self, _: Any, trial: Any, result: dict[str, Any]) -> str:
-        """A trial has measured."""
-        if not math.isfinite(result["measure"]):
-            return str(self.STOP)
-        costs = (float(result[name] or 0.0) for name in self._names)
-        values = (self._sign * result["measure"], *costs)
-        goes_on = self._rungs.goes_on(trial.trial_id, result["samples"], values)
-        return str(self.CONTINUE if goes_on else self.STOP)
-
-
 class BudgetStopper(tune.Stopper):
-    """Ends the sweep where someone asks for it, or its money is spent."""
+    """Ends the sweep where someone asks for it, or its money is spent; and who is overtaken."""
 
     def __init__(self, searcher: TrialSearcher) -> None:
         self._searcher = searcher
@@ -543,9 +509,9 @@ class BudgetStopper(tune.Stopper):
         """See `TrialSearcher`."""
         return tune.stopper.NoopStopper, ()
 
-    def __call__(self, *_: Any) -> bool:
+    def __call__(self, _: str, result: dict[str, Any]) -> bool:
         """Whether one trial is to end."""
-        return False
+        return self._searcher.overtaken(result)
 
     def stop_all(self) -> bool:
         """Whether all are: their seats are then given back, so that they end at once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import shutil
 import threading
@@ -26,6 +27,7 @@ from raycloud.spec import RunDirectory
 from raycloud.spec.load import with_values
 from raycloud.spec.sweep import trial_job
 from raycloud.tuning.results import Measured
+from raycloud.tuning.rungs import Rungs, SpentRungs
 
 if TYPE_CHECKING:
     from raycloud.events import Observed
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from raycloud.spec.sweep import Point, Sweep
 
 BROKEN = "broken"  # by machines: it is to be tried again
+_MANY = 10**9  # steps of a job whose length is a number of epochs
 PAUSED = "paused"  # where it was to, and is not over
 _ENDS_S = 5.0
 
@@ -253,3 +256,75 @@ class OwnTrial(TrialRun):
 
     def _driver_of(self, config: dict[str, Any]) -> TrialDriver:
         return TrialDriver(self._context, self._context.directory / self.trial_id, config)
+
+
+def scheduler_of(context: SweepContext) -> Any:
+    """What ends trials early.
+
+    They are compared at equal samples: after as many steps a larger batch has seen more. But where
+    a target is to be reached with the least of something, where they have spent as much of that.
+    """
+    asked, job = context.sweep, context.job
+    grace = job.global_batch * (asked.grace_steps or job.evaluate.every_steps or 1)
+    if asked.scheduler == "asha" and asked.spends is not None:
+        return SpentScheduler(asked, grace)
+    if asked.scheduler == "asha" and len(asked.minimize) > 1:
+        return RungScheduler(asked, Rungs(grace, asked.reduction))
+    if asked.scheduler == "asha":
+        varied = asked.space.get("global_batch")
+        largest = max([job.global_batch, *(varied.samples() if varied else ())])
+        return tune.schedulers.ASHAScheduler(
+            time_attr="samples",
+            max_t=(job.steps or _MANY) * largest + 1,
+            grace_period=grace,
+            reduction_factor=asked.reduction,
+        )
+    if asked.scheduler == "median":
+        return tune.schedulers.MedianStoppingRule(time_attr="samples", grace_period=grace)
+    return tune.schedulers.FIFOScheduler()
+
+
+class RungScheduler(tune.schedulers.FIFOScheduler):
+    """Ends trials that others beat in all of several objectives: see `tuning.rungs`."""
+
+    def __init__(self, asked: Sweep, rungs: Rungs) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # Ray says no types of it
+        self._rungs = rungs
+        self._names = [name for name in asked.minimize if name != "measure"]
+        self._sign = -1.0 if asked.mode == "max" else 1.0
+
+    def on_trial_result(self, _: Any, trial: Any, result: dict[str, Any]) -> str:
+        """A trial has measured."""
+        if not math.isfinite(result["measure"]):
+            return str(self.STOP)
+        costs = (float(result[name] or 0.0) for name in self._names)
+        values = (self._sign * result["measure"], *costs)
+        goes_on = self._rungs.goes_on(trial.trial_id, result["samples"], values)
+        return str(self.CONTINUE if goes_on else self.STOP)
+
+
+class SpentScheduler(tune.schedulers.FIFOScheduler):
+    """Ends trials that are worse than others which have spent as much: see `tuning.rungs`.
+
+    Args:
+        asked: A sweep to a target.
+        grace: Samples that each trial may see.
+    """
+
+    def __init__(self, asked: Sweep, grace: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # Ray says no types of it
+        self._rungs, self._name = SpentRungs(asked.reduction), asked.spends or "seconds"
+        self._grace = grace
+        self._sign = -1.0 if asked.mode == "max" else 1.0
+
+    def on_trial_result(self, _: Any, trial: Any, result: dict[str, Any]) -> str:
+        """A trial has measured."""
+        if not math.isfinite(result["measure"]):
+            return str(self.STOP)
+        goes_on = self._rungs.goes_on(
+            trial.trial_id,
+            float(result[self._name] or 0.0),
+            self._sign * result["measure"],
+            graced=result["samples"] >= self._grace,
+        )
+        return str(self.CONTINUE if goes_on else self.STOP)

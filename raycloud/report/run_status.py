@@ -19,6 +19,7 @@ from raycloud.redact import redact
 from raycloud.report.predictions import Compared, compared
 from raycloud.report.recoveries import NAMES, counts, counts_text
 from raycloud.report.summary import cost, recent, step_s
+from raycloud.report.usage import usage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -244,6 +245,10 @@ _MEANINGS = {
 }
 _TAGGED = {
     "member_share": ("Micro-batches per step of a member.", "member"),
+    "node_cpu": ("Part of the cores of a node's workers that they use, in their steps.", "node"),
+    "node_gpu": ("Part of the time that the GPUs of a node's workers are busy.", "node"),
+    "node_memory_bytes": ("The most that a worker of a node was seen to take.", "node"),
+    "node_sent_bytes_per_s": ("Bytes of updates a second that the workers of a node send.", "node"),
     "member_compute_s": ("Seconds of computing of a member, in this start of the run.", "member"),
     "held_out": ("Measures of the held-out samples.", "measure"),
 }
@@ -278,6 +283,10 @@ def values(tally: Tally, job: Job, now_t: float) -> Iterator[tuple[str, float, s
         yield "raycloud_member_share", float(share), str(member)
         if member in tally.computed:
             yield "raycloud_member_compute_s", tally.computed[member][0], str(member)
+    for one in usage(tally.used)[1:]:
+        for name in ("cpu", "gpu", "memory_bytes", "sent_bytes_per_s"):
+            if (used := getattr(one, name)) is not None:
+                yield f"raycloud_node_{name}", float(used), one.node
     for measure, value in tally.metrics.items():
         if math.isfinite(value):
             yield "raycloud_held_out", float(value), measure

@@ -48,6 +48,7 @@ from raycloud.report import recoveries
 from raycloud.report.data import DataTally
 from raycloud.report.goodput import Goodput
 from raycloud.report.notes import bad_rows_text, ended_text, note
+from raycloud.report.usage import Used, introduce
 
 _MOST_POINTS = 4096
 _FRESH_POINTS = 1024  # the newest ones, never merged
@@ -172,6 +173,7 @@ class Tally:
         computed: By member its seconds of computing, and steps.
         lead_steps: Samples and wall seconds of the lead.
         watts: Of a busy core of each member's node, where that is labelled.
+        used: By member, what it has used of its node.
         expected: The first prediction of this session, and the newest.
         sync: By which point updates travel, where that has been changed, or `sync_asked` for.
         toured: Points of the newest tour, with what was predicted and measured of each.
@@ -216,6 +218,7 @@ class Tally:
     notices_left_out: int = 0
     lead_steps: tuple[int, float] = (0, 0.0)
     watts: dict[int, float] = field(default_factory=dict)
+    used: dict[int, Used] = field(default_factory=dict)
     expected: list[Expected] = field(default_factory=list)
     sync: SyncChanged | None = None
     sync_asked: bool = False
@@ -339,6 +342,7 @@ class Tally:
         self.parameters = event.parameters
         self.state_bytes = event.state_bytes
         self.epoch_samples = event.samples
+        introduce(self.used, event)
         if event.core_watts is not None:
             self.watts[event.member] = event.core_watts
         if self.session is not None and event.node:
@@ -371,6 +375,7 @@ class Tally:
 
     def _commit(self, t: float, event: StepsCommitted) -> Point | None:
         self.spent.add(event, self.watts.get(event.member))
+        self.used.setdefault(event.member, Used()).add(event)
         self.data.commit(event, self.epoch_samples)
         compute_s, done = self.computed.get(event.member, (0.0, 0))
         done += event.last_step - event.first_step

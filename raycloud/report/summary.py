@@ -19,6 +19,7 @@ from raycloud.redact import redact
 from raycloud.report.figures import finite
 from raycloud.report.predictions import compared
 from raycloud.report.snapshot import state_of
+from raycloud.report.usage import usage
 from raycloud.spec.rundir import RunDirectory
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class Summary:
         toured: Points of the newest tour: `point`, `measured_s` of a step, and `predicted_s`,
             likely `low_s` to `high_s`, where that was known. Updates travel by `sync` at the end,
             where that is not what the job says.
+        usage: Of all nodes together, then of each: see `report.usage.NodeUsage`.
         cost: See `cost` of this module; `priced_nodes` of all `nodes` have a price.
         loss_curve: [step, loss] at up to 120 places; `rate_curve`: [step, samples per second up to
             it], likewise.
@@ -148,6 +150,7 @@ class Summary:
     notices: list[dict[str, Any]] = field(default_factory=list)
     notices_left_out: int = 0
     sample: str | None = None
+    usage: list[dict[str, Any]] = field(default_factory=list)
     cost: float | None = None
     nodes: int = 0
     priced_nodes: int = 0
@@ -228,6 +231,7 @@ def summarize(tally: Tally, *, predicted: Mapping[str, Any] | None = None) -> Su
         loss_curve=_loss_curve(tally),
         rate_curve=rate_curve(tally, _CURVE_POINTS),
         notices=list(tally.notices),
+        usage=[one.to_record() for one in usage(tally.used)],
         cost=cost(tally),
         nodes=all_nodes,
         priced_nodes=priced_nodes,

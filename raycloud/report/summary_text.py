@@ -24,6 +24,7 @@ from raycloud.report.figures import (
 from raycloud.report.notes import metrics_text
 from raycloud.report.predictions import Compared
 from raycloud.report.recoveries import NAMES, counts_text, text_of
+from raycloud.report.usage import usage_text
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -172,6 +173,7 @@ def _rows(summary: Summary, directory: Path | None) -> list[tuple[str, str]]:
         ("cost", cost),
         ("time in steps", _time(summary)),
         ("goodput", goodput_text(summary.goodput)),
+        ("used", printable_line(usage_text(summary.usage))),
         ("checkpoints", checkpoints),
         ("recoveries", _recoveries(summary)),
         ("notes", printable_line("; ".join(notes))),

@@ -145,7 +145,9 @@ class Sweep(Section):
     """Which trials end early. asha: at each rung, `reduction` times as far as the one before, only
     the best go on; with several objectives by the fronts of those that no other beats, in the
     measure too. median: a trial worse than the median of all ends. Trials are compared after as
-    many samples, not steps."""
+    many samples, not steps; by asha, where a `target` is to be reached with the least of one thing,
+    after as many seconds, bytes or what it is. Then a trial ends too, by either, once it has spent
+    what another one has needed."""
     reduction: int = Field(default=4, ge=2)
     """Of `asha`: one in so many goes on."""
     grace_steps: int | None = Field(default=None, ge=1)
@@ -214,6 +216,12 @@ class Sweep(Section):
         if self.trials < _FEWEST:
             problem = f"searcher pbt has nobody to learn from among {self.trials} trials"
             raise wrong(problem, f"write `trials: {_FEWEST}` or more")
+
+    @property
+    def spends(self) -> str | None:
+        """The one thing of which a target is to take the least; None: it is not that simple."""
+        first, *more = self.minimize
+        return first if self.target is not None and not more and first != "measure" else None
 
     @property
     def ends_early(self) -> bool:

@@ -161,6 +161,23 @@ class Results:
         """Those that are over, by number."""
         return [trial for _, trial in sorted(self.trials.items()) if trial.status in OVER]
 
+    def overtaken(self, spent: Mapping[str, Any], minimize: Sequence[str], target: float) -> bool:
+        """Whether a trial has spent by now what another one has needed to come to the target.
+
+        What is spent only grows, so that no trial ends by this which would have been among the
+        best. Of `measure` that cannot be said: where it is sought, too, nobody is overtaken.
+
+        Args:
+            spent: A measurement of the trial, as plain values.
+            minimize: What is sought.
+            target: Where trials end.
+        """
+        if "measure" in minimize or any(spent.get(name) is None for name in minimize):
+            return False
+        own = tuple(float(spent[name]) for name in minimize)
+        found = (objectives(t, minimize, mode="min", target=target) for t in self.trials.values())
+        return any(all(a <= b for a, b in zip(one, own, strict=True)) for one in found if one)
+
     @property
     def unfinished(self) -> list[Trial]:
         """Those that had begun, by number."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from raycloud.commands import Extend, Meet, Reshare
 from raycloud.events import GenerationFormed, WorkerKey, key_of
 from raycloud.order import RoundEnds
+from raycloud.worker.tally import Tally
 
 if TYPE_CHECKING:
     from raycloud.checkpoint import Manifest
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from raycloud.task import Task
     from raycloud.worker.energy import Meter
     from raycloud.worker.saver import Saver
+    from raycloud.worker.usage import Usage
 
 
 ServerNames = tuple[tuple[str, ...], ...]  # of a layout's actors, by shard
@@ -262,6 +264,11 @@ class LoopContext:
     extend: Callable[[Extend, int], None]
     first_step: int = 0
     meter: Meter | None = None
+    usage: Usage | None = None
+
+    def tally(self, member: int) -> Tally:
+        """Counts the steps that this member commits."""
+        return Tally(member=member, clock=self.clock, meter=self.meter, usage=self.usage)
 
     def round_ends(self) -> RoundEnds:
         """Where rounds end, as it is known now."""

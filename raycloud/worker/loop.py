@@ -32,7 +32,7 @@ from raycloud.step.rounds import average_moments
 from raycloud.worker.dataset import LAYOUT, layout_record
 from raycloud.worker.evaluate import measured_value, merge_states
 from raycloud.worker.period import PeriodLooks, Processors, Took
-from raycloud.worker.tally import SampleAudit, StepCount, Tally, noise_and_signal
+from raycloud.worker.tally import SampleAudit, StepCount, noise_and_signal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +61,7 @@ class Loop:
             last_step=seat.last_step,
             epochs=None if context.job.steps is not None else context.job.epochs or 1,
         )
-        self._tally = Tally(member=seat.member, clock=context.clock, meter=context.meter)
+        self._tally = context.tally(seat.member)
         self._consistency = Consistency(context.replica, context.clock)
         self._audit = SampleAudit(context.collate)
         self.owed: Owed | None = None

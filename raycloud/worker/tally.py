@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from raycloud.order import Position, Round, Skip, StepSpan
     from raycloud.step.collate import Collate
     from raycloud.worker.energy import Meter
+    from raycloud.worker.usage import Usage
 
 _SUMS = (
     "weight",
@@ -105,9 +106,16 @@ class Tally:
     steps whose losses became known since the last report.
     """
 
-    def __init__(self, *, member: int, clock: Clock, meter: Meter | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        member: int,
+        clock: Clock,
+        meter: Meter | None = None,
+        usage: Usage | None = None,
+    ) -> None:
         self._member = member
-        self._clock, self._meter = clock, meter
+        self._clock, self._meter, self._usage = clock, meter, usage
         self._steps: list[StepCount] = []
         self._losses: list[tuple[float, float]] = []
         self._loss = float("nan")
@@ -173,6 +181,8 @@ class Tally:
             residual=residual(),
             typical_s=_short(weighted_median(self._took)),
             energy_j=0.0 if self._meter is None else round(self._meter.joules(used_s), 3),
+            memory_bytes=0 if self._usage is None else self._usage.memory_bytes(),
+            gpu_busy=None if self._usage is None else self._usage.gpu_busy(),
             skips=tuple(skip.to_record() for s in steps for skip in s.skips),
             **sums,
         )

@@ -32,6 +32,7 @@ from raycloud.worker.fingerprint import SAMPLES, check_samples, fingerprint_of
 from raycloud.worker.outbox import Survivor
 from raycloud.worker.saver import Saver
 from raycloud.worker.transition import Transition
+from raycloud.worker.usage import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,6 +127,7 @@ class Worker:
             extend=self._extend,
             first_step=self._step,
             meter=meter_of(host.clock, self._device),
+            usage=Usage(host.clock, self._device, job.resources.worker.cpus),
         )
         self._begun = partial(
             Transition,
@@ -254,6 +256,7 @@ class Worker:
             price_per_hour=config.price_per_hour,
             core_watts=config.core_watts,
             no_rounds=no_rounds(replica),
+            cores=0.0 if self._context.usage is None else self._context.usage.cores,
             pid=os.getpid(),
             processor=replica.processor,
             role=config.role,

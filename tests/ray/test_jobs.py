@@ -75,7 +75,9 @@ def test_clicks_ranks_buyers_as_well_as_boosted_trees(tmp_path: Path) -> None:
     job = raycloud.load_job(run.directory / "job.yaml")
     reference = boosted_trees(resolve(job)(**job.settings))
     assert 0.9 < reference < 0.97
-    assert run.metrics["auc"] >= 0.97 * reference
+    assert run.metrics["auc"] >= reference - 0.02
+    rows = trained("clicks", tmp_path / "rows", data__path=CLICKS, settings__rows="true", servers=1)
+    assert rows.metrics["auc"] >= reference - 0.02
 
 
 @pytest.mark.full

@@ -32,7 +32,8 @@ def committed(member: int, first: int, last: int) -> StepsCommitted:
     report = logs.commit(member, first, last, loss=2.5)
     return replace(
         report, samples=32 * (last - first), weight=32.0, learning_rate=0.01, wall_s=2.0,
-        compute_s=1.5, data_s=0.25, exchange_s=0.25, bytes_sent=100,
+        compute_s=1.5, data_s=0.25, exchange_s=0.25, bytes_sent=100, cpu_s=1.0, memory_bytes=4096,
+        gpu_busy=0.75,
     )  # fmt: skip
 
 
@@ -45,7 +46,7 @@ def tally() -> Tally:
         *(
             MemberReady(
                 member=m, samples=320, parameters=1, state_bytes=1, gradient_bytes=1, fixed_s=0.0,
-                micro_batch_s=1.0, node=f"n{m}", price_per_hour=3600.0,
+                micro_batch_s=1.0, node=f"n{m}", price_per_hour=3600.0, cores=2.0,
             )
             for m in (0, 1)
         ),
@@ -86,6 +87,10 @@ def test_every_number_of_a_run_is_there() -> None:
         ("member_compute_s", "0"): 4.5,
         ("member_compute_s", "1"): 4.5,
         ("held_out", "accuracy"): 0.5,
+        **{("node_cpu", node): 0.25 for node in ("n0", "n1")},
+        **{("node_gpu", node): 0.75 for node in ("n0", "n1")},
+        **{("node_memory_bytes", node): 4096.0 for node in ("n0", "n1")},
+        **{("node_sent_bytes_per_s", node): 50.0 for node in ("n0", "n1")},
     }
     assert expected.items() <= found.items()
     assert found.keys() - expected.keys() == {

@@ -16,7 +16,7 @@ from raycloud.spec.sweep import Parameter, Sweep
 from raycloud.tuning.deal import Want, deal
 from raycloud.tuning.population import Population
 from raycloud.tuning.results import Measured, Results, Trial, front, objectives
-from raycloud.tuning.rungs import Rungs
+from raycloud.tuning.rungs import Rungs, SpentRungs
 from raycloud.tuning.search import Grid, Random, search
 
 SPACE: dict[str, Any] = {
@@ -161,6 +161,21 @@ def test_only_what_came_to_something_has_objectives() -> None:
     to_target: dict[str, Any] = {"mode": "min", "target": 2.5}
     assert objectives(trial(0), ["seconds"], **to_target) is None
     assert objectives(trial(0, "reached"), ["seconds", "bytes"], **to_target) == (1.5, 99)
+
+
+def test_who_has_spent_what_another_needed_cannot_be_the_best(tmp_path: Path) -> None:
+    results = Results.open(tmp_path / "sweep.jsonl")
+    for number, (status, seconds) in enumerate((("reached", 50.0), ("stopped", 9.0))):
+        results.add(number, point={}, status="running")
+        results.add(number, measured=replace(AT, seconds=seconds))
+        results.add(number, status=status)
+    spent = {"measure": 9.0, "seconds": 49.9, "samples": 10**9, "bytes": 0, "money": None}
+    assert not results.overtaken(spent, ("seconds",), 1.0)
+    assert results.overtaken({**spent, "seconds": 50.0}, ("seconds",), 1.0)
+    assert not results.overtaken({**spent, "seconds": 50.0}, ("seconds", "bytes"), 1.0)
+    assert results.overtaken({**spent, "seconds": 50.0, "bytes": 10**12}, ("seconds", "bytes"), 1.0)
+    assert not results.overtaken({**spent, "seconds": 99.0}, ("seconds", "measure"), 1.0)
+    assert not results.overtaken({**spent, "seconds": 99.0}, ("seconds", "money"), 1.0)
 
 
 def test_the_front_is_who_nobody_beats_in_all() -> None:
@@ -333,3 +348,38 @@ def test_of_several_objectives_those_that_nobody_beats_go_on() -> None:
     assert rungs.goes_on("f0", 39, (99.0, 99.0))  # it has come through
     assert rungs.goes_on("f0", 40, (1.0, 1.0))
     assert not rungs.goes_on("f1", 41, (2.0, 1.0))
+
+
+# ---- rungs on the way to a target
+
+
+def raced(rungs: SpentRungs, trial: str, seconds: float, losses: list[float]) -> int:
+    """How many looks a trial has come to, one each so many seconds."""
+    for look, loss in enumerate(losses, start=1):
+        if not rungs.goes_on(trial, look * seconds, loss, graced=look > 1):
+            return look
+    return len(losses)
+
+
+def test_to_a_target_who_is_quicker_goes_on_though_it_learns_less_a_sample() -> None:
+    rungs = SpentRungs(4)
+    slow, quick = [3.0 - 0.1 * n for n in range(9)], [3.05 - 0.1 * n for n in range(9)]
+    assert raced(rungs, "slow", 8.0, slow) == 9
+    assert raced(rungs, "quick", 2.0, quick) == 9
+    assert raced(rungs, "slow too", 8.0, slow) == 2  # its first look is for its grace
+    assert raced(rungs, "quicker", 1.0, quick) == 9
+
+
+def test_who_has_come_through_a_rung_is_asked_again_at_the_next() -> None:
+    rungs = SpentRungs(2)
+    assert rungs.goes_on("a", 4.0, 1.0, graced=True)
+    assert rungs.goes_on("a", 5.0, 9.0, graced=True)
+    assert rungs.goes_on("b", 8.5, 1.0, graced=True)
+    assert not rungs.goes_on("a", 12.0, 9.0, graced=True)
+
+
+def test_a_sweep_says_what_its_target_is_to_take_the_least_of() -> None:
+    assert swept(target=1.0, minimize=["seconds"]).spends == "seconds"
+    assert swept(target=1.0, minimize=["seconds", "bytes"]).spends is None
+    assert swept(target=1.0).spends is None
+    assert swept(minimize=["seconds"]).spends is None
