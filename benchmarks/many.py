@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,7 @@ class Points(Task):
     def data(self, path: str | None) -> Splits:  # noqa: ARG002 - it needs none
         """Rows of eight numbers and what they sum to."""
         x = torch.randn(SAMPLES, 8, generator=torch.Generator().manual_seed(0)).double()
-        return Splits(train=list(torch.cat([x, x.sum(1, keepdim=True)], 1)))  # type: ignore[arg-type]
+        return Splits(train=list(torch.cat([x, x.sum(1, keepdim=True)], 1)))
 
     def batch(self, samples: Sequence[Any], rng: Any) -> Tensor:  # noqa: ARG002
         """Shape (samples, 9)."""
@@ -148,9 +149,10 @@ class Fleet:
     def hear(self, members: Sequence[int]) -> None:
         """Take in what these have said."""
         by_wire = {self.wires[member]: member for member in members}
-        for wire in multiprocessing.connection.wait([*by_wire], timeout=1.0):
-            member = by_wire[wire]  # type: ignore[index]
-            match wire.recv():  # type: ignore[union-attr]
+        ready: list[Any] = wait([*by_wire], timeout=1.0)
+        for wire in ready:
+            member = by_wire[wire]
+            match wire.recv():
                 case MemberReady():
                     self.ready.add(member)
                 case StepsCommitted() as report:
