@@ -16,6 +16,7 @@ from raycloud.step.contract import RaisedError
 from raycloud.step.device import PassMemory, pass_room_bytes, peak_bytes
 from raycloud.step.forward import Fusing
 from raycloud.step.randomness import global_draws
+from raycloud.worker.usage import sustained_s
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
@@ -44,13 +45,23 @@ _HINT = (
 
 
 class Calibration:
-    """Tries a replica out on a few samples; `member` says where in the sequence."""
+    """Tries a replica out on a few samples; `member` says where in the sequence.
+
+    Its seconds are those of work that goes on, where a `quota` of cores would let a short try pass.
+    """
 
     def __init__(
-        self, job: Job, replica: Replica, collate: Collate, *, member: int, clock: Clock
+        self,
+        job: Job,
+        replica: Replica,
+        collate: Collate,
+        *,
+        member: int,
+        clock: Clock,
+        quota: float = 0.0,
     ) -> None:
         self._job, self._replica, self._collate = job, replica, collate
-        self._member, self._clock = member, clock
+        self._member, self._clock, self._quota = member, clock, quota
         samples = collate.order.samples
         self._micro = min(job.micro_batch, samples)  # samples of a micro-batch
         most = job.most_workers
@@ -314,21 +325,23 @@ class Calibration:
         watched: bool = True,
         keep: Callable[[Pass, torch.Tensor, Gradients], None] | None = None,
     ) -> float:
-        before = global_draws()
+        before, cpu_s = global_draws(), self._clock.cpu_s()
         passes = self._collate.passes(group, size)
-        made_s = sum(one.read_s + one.collate_s for one in passes) / len(group)
-        self.collate_s = min(self.collate_s, made_s)
+        made_s = sum(one.read_s + one.collate_s for one in passes)
+        made_s = sustained_s(made_s, self._clock.cpu_s() - cpu_s, self._quota)
+        self.collate_s = min(self.collate_s, made_s / len(group))
         if watched and global_draws() != before:
             raise TaskError(
                 "reading samples or Task.batch drew from a global random generator, of torch, "
                 "numpy or Python, so that results would depend on timing",
                 hint="draw from the `rng` that Task.batch is given",
             )
-        began_s = self._clock.monotonic_s()
+        began_s, cpu_s = self._clock.monotonic_s(), self._clock.cpu_s()
         for one in passes:
             self._replica.try_out(one, keep)
             self._largest = max(self._largest, len(one.micro_batches))
-        return self._clock.monotonic_s() - began_s
+        took_s = self._clock.monotonic_s() - began_s
+        return sustained_s(took_s, self._clock.cpu_s() - cpu_s, self._quota)
 
     def _places(self, micro_batches: int) -> list[MicroBatch]:
         """Micro-batches of epoch 0: of one lane, where there are lanes, so that little is read.

@@ -26,6 +26,7 @@ from raycloud.task import Source, Splits
 from raycloud.threads import THREADS, Threads
 from raycloud.worker.dataset import DataSet, layout_of, layout_record, own_samples, task_splits
 from raycloud.worker.fingerprint import fingerprint_of
+from raycloud.worker.usage import cores_here, sustained_s
 
 if TYPE_CHECKING:
     import socket
@@ -134,13 +135,16 @@ class Collator:
         sourced = isinstance(splits.train, Source)
         data = self._provider.provide(task, splits) if sourced else own_samples(splits)
         order = DataSet(job, data, None).order
-        collate = Collate(task, data.train, order, pinned=False, clock=SystemClock())
+        clock, quota = SystemClock(), cores_here()
+        collate = Collate(task, data.train, order, pinned=False, clock=clock)
         size = min(job.micro_batch, order.samples)
         took_s: list[float] = []
         while len(took_s) <= 1 or (len(took_s) < _MOST_TRIES and sum(took_s) < _ENOUGH_S):
             at = len(took_s) * size % (order.samples - size + 1)
+            cpu_s = clock.cpu_s()
             one = collate.one(MicroBatch(index=0, epoch=0, start=at, stop=at + size))
-            took_s.append(one.read_s + one.collate_s)
+            made_s = one.read_s + one.collate_s
+            took_s.append(sustained_s(made_s, clock.cpu_s() - cpu_s, quota))
         return min(took_s)
 
     def passes(self, groups: Sequence[list[MicroBatch]], version: int, *, joins: bool) -> Passes:

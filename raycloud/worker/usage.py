@@ -65,6 +65,18 @@ def _v1(group: Path) -> float:
     return most / int((group / "cpu.cfs_period_us").read_text())
 
 
+def sustained_s(took_s: float, cpu_s: float, quota: float) -> float:
+    """Seconds that something takes which goes on for long, where it took `took_s` once.
+
+    A quota of 0.1 cores is given out as 10 ms in each 100: what takes less is done at full speed,
+    and what goes on takes ten times as long.
+
+    >>> sustained_s(0.25, 0.25, 0.5), sustained_s(0.25, 0.25, 2.0), sustained_s(0.25, 0.25, 0.0)
+    (0.5, 0.25, 0.25)
+    """
+    return max(took_s, cpu_s / quota) if quota else took_s
+
+
 class Usage:
     """What one member takes of its machine.
 
@@ -75,11 +87,13 @@ class Usage:
 
     Attributes:
         cores: That it may use; 0: nobody knows.
+        quota: Cores that its process may keep busy, whatever the job gives it; likewise.
     """
 
     def __init__(self, clock: Clock, device: torch.device, cpus: float) -> None:
         self._real = isinstance(clock, SystemClock)
-        self.cores = min(float(cpus), cores_here()) if self._real else 0.0
+        self.quota = cores_here() if self._real else 0.0
+        self.cores = min(float(cpus), self.quota)
         self._busy = _gpu(device) if self._real and device.type == "cuda" else None
 
     def memory_bytes(self) -> int:

@@ -264,7 +264,14 @@ class Worker:
 
     def _trial(self) -> Calibration:
         job, member, context = self._config.job, self._config.member, self._context
-        return Calibration(job, self._replica, context.collate, member=member, clock=self._clock)
+        return Calibration(
+            job,
+            self._replica,
+            context.collate,
+            member=member,
+            clock=self._clock,
+            quota=0.0 if context.usage is None else context.usage.quota,
+        )
 
     def meet(self, meeting: Meeting, abandoned: Callable[[], bool]) -> tuple[Transport, Transport]:
         """Meet the others, in any thread; `TransportError`: not all came, or it is over."""

@@ -48,13 +48,20 @@ class Asked:
 
 
 def trial(
-    task: NetTask, samples: Any, order: Order, *, member: int = 0, clock: Any = None, **asked: Any
+    task: NetTask,
+    samples: Any,
+    order: Order,
+    *,
+    member: int = 0,
+    clock: Any = None,
+    quota: float = 0.0,
+    **asked: Any,
 ) -> Calibration:
     clock = clock or SystemClock()
     wanted = job(elastic={"min_workers": 1, "max_workers": 2, "shares": "auto"}, **asked)
     collate = Collate(task, samples, order, pinned=False)
     replica = Replica(wanted, task, device=CPU, steps=5, clock=clock)
-    return Calibration(wanted, replica, collate, member=member, clock=clock)
+    return Calibration(wanted, replica, collate, member=member, clock=clock, quota=quota)
 
 
 def rows_of(member: int, layout: Layout | None) -> set[int]:
@@ -87,7 +94,9 @@ def test_too_few_blocks_for_that_are_read_from_the_start_too() -> None:
     assert set(samples.ids) == set(order.ids(0, 0, 8).tolist())
 
 
-def test_fixed_seconds_are_told_from_those_of_a_micro_batch() -> None:
+@pytest.mark.parametrize(("quota", "times"), [(0.0, 1.0), (2.0, 1.0), (0.4, 2.5)])
+def test_fixed_seconds_are_told_from_those_of_a_micro_batch(quota: float, times: float) -> None:
+    """Of virtual time all is a processor's, and a quota would not let it go on."""
     clock = VirtualClock()
 
     class Slow(NetTask):
@@ -97,8 +106,8 @@ def test_fixed_seconds_are_told_from_those_of_a_micro_batch() -> None:
 
     task = Slow(dropout=0.0, branch=False)
     samples = task.data(None).train
-    made = trial(task, samples, Order(samples=70, seed=1), clock=clock, fuse=8)
-    assert made.speed() == (pytest.approx(1.0), pytest.approx(0.25))
+    made = trial(task, samples, Order(samples=70, seed=1), clock=clock, quota=quota, fuse=8)
+    assert made.speed() == (pytest.approx(1.0 * times), pytest.approx(0.25 * times))
 
 
 @pytest.mark.parametrize(
