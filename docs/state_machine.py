@@ -161,6 +161,7 @@ _MEANING: Final[Mapping[str, str]] = {
     "CapacityChanged": "Where there is room for more members, and the job may have them, they are "
     "asked for and join the others as soon as they are ready; where there is less, those that "
     "found no place are given up.",
+    "RoundsRefused": "a member has found that steps cannot be made in rounds",
     "ExchangeBroken": "A peer is gone or cut off, or a connection is. If nobody is found to be "
     "gone within a few seconds, the same members meet anew.",
     "StepNotFinite": "A step's loss or gradient is not finite, and the job goes back then: members "

@@ -429,6 +429,17 @@ class SyncMeasured:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RoundsRefused:
+    """A member's word that steps cannot be made in rounds, as those that it made show, and why.
+
+    Rounds were asked for, and all members exchange each step from here on.
+    """
+
+    member: int
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RangeChanged:
     """The elastic range was changed from outside."""
 
@@ -540,6 +551,7 @@ MemberEvent = (  # the more often it comes, the sooner it is asked for
     | MemberReturned
     | MemberLeaving
     | ExchangeBroken
+    | RoundsRefused
     | PartFailed
     | StepNotFinite
     | MemberFailed

@@ -481,6 +481,7 @@ _ABSORB: Final[Mapping[type[Event], _Absorb]] = {
     events.CheckpointFailed: lambda s, e: s.checkpoints.fail(e, s.now_s, ends=_ends(s)),
     events.StopRequested: JobState.stop,
     events.SyncAsked: lambda s, e: s.sync.ask(e),
+    events.RoundsRefused: lambda s, e: s.sync.refuse_rounds(e),
     events.RangeChanged: lambda s, e: s.membership.set_range(e.min_workers, e.max_workers),
     events.CapacityChanged: scaling.hold,
     events.DataGrew: lambda s, e: s.data.announce(e),

@@ -63,6 +63,7 @@ class ControlSettings:
         sync: By which point the job says that updates travel.
         in_force: By which they did when the run was ended, where that is another.
         tour: Points to be measured in the run, which goes on with the fastest.
+        toured: They have been, before this start: only where links change they are again.
         warm_steps: So many come before there are rounds.
         job_steps: Of the whole job; None: as many as its `epochs` have, or it is not known.
         epochs: Of the whole job; None: likewise.
@@ -107,6 +108,7 @@ class ControlSettings:
     sync: SyncPoint = field(default_factory=SyncPoint)
     in_force: SyncPoint | None = None
     tour: tuple[SyncPoint, ...] = ()
+    toured: bool = False
     warm_steps: int = 0
     job_steps: int | None = None
     epochs: int | None = None

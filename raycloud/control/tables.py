@@ -149,6 +149,7 @@ PHASE_ON_EVENT: Final[Mapping[Phase, Mapping[Trigger, Phase]]] = {
         **_each(
             Phase.FORMING,
             events.ExchangeBroken,
+            events.RoundsRefused,
             events.MemberLeaving,
             events.DataPrepared,
             *_FROM_OUTSIDE,
@@ -264,6 +265,7 @@ _OF_GENERATION: _Kinds = (
     events.GenerationFormed,
     events.DataPrepared,
     events.MemberCaughtUp,
+    events.RoundsRefused,
     *_OF_WORK,
 )
 _TROUBLES: _Kinds = (events.MemberLeaving, events.ExchangeBroken, events.StepNotFinite)
@@ -281,7 +283,7 @@ MEMBER_ON_EVENT: Final[Mapping[MemberState, Mapping[Trigger, MemberState | None]
         events.MemberFailed: MemberState.FAILED,
     },
     MemberState.READY: {
-        **_each(MemberState.READY, events.DataPrepared, *_TROUBLES),
+        **_each(MemberState.READY, events.DataPrepared, events.RoundsRefused, *_TROUBLES),
         **_each(MemberState.ACTIVE, events.GenerationFormed, events.MemberCaughtUp, *_OF_WORK),
         **_LAST,
     },

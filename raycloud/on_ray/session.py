@@ -246,15 +246,16 @@ class Session:
         # What the job says now counts, where that is another than it was.
         known = resumed is not None and SyncPoint(**resumed.given) == job.sync_point
         in_force = SyncPoint(**resumed.point) if resumed is not None and known else None
-        tour = () if resumed is not None and known and resumed.toured else job.tour_points
-        if self.resume and in_force is None and (tour or tally.sync_asked):
+        toured = resumed is not None and known and resumed.toured
+        if self.resume and in_force is None and (job.tour_points or tally.sync_asked):
             in_force = job.sync_point  # members that are there may be on their way to another
-        points = [*tour, *filter(None, [in_force])]
+        points = [*job.tour_points, *filter(None, [in_force])]
         longest = max(job.first_period, *(one.period for one in points), 1)
         return ControlSettings(
             sync=job.sync_point,
             in_force=in_force,
-            tour=tour,
+            tour=job.tour_points,
+            toured=toured,
             warm_steps=job.warm_steps,
             job_steps=self.only_steps or job.steps,
             epochs=None if job.steps is not None else job.epochs,

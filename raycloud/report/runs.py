@@ -187,7 +187,8 @@ def ask_for_point(directory: Path, words: Sequence[str]) -> str:
     """Ask the run in a directory for another way of updates, as people write it; which it is.
 
     Raises:
-        JobError: Nobody drives it on this machine, or its job could not have asked for that.
+        JobError: Nobody drives it on this machine, its job could not have asked for that, or its
+            members have found that there cannot be rounds.
         MachineError: Its driver cannot be reached.
     """
     try:
@@ -195,9 +196,13 @@ def ask_for_point(directory: Path, words: Sequence[str]) -> str:
     except ValueError as error:
         hint = "write it as `codec=int4 topology=tree period=8`"
         raise SpecError("FIELD=VALUE", " ".join(words), str(error), hint=hint) from None
-    point = point_of(RunDirectory(directory).job(), told)
+    run = RunDirectory(directory)
+    point = point_of(run.job(), told)
     if driver_of(directory) is None:
         raise _undriven(directory, "set ID FIELD=VALUE")
+    if point.period > 1 and (why := state_of(run.events_jsonl).tally.no_rounds):
+        what = f"steps of this run cannot be made in rounds: {why}"
+        raise SpecError("period", point.period, what, hint="leave it out: each step is exchanged")
     ask_point(directory, told)
     return str(point)
 

@@ -35,6 +35,7 @@ from raycloud.events import (
     Predicted,
     Recovered,
     RolledBack,
+    RoundsRefused,
     RunFinished,
     RunStarted,
     StepsCommitted,
@@ -177,6 +178,7 @@ class Tally:
         expected: The first prediction of this session, and the newest.
         sync: By which point updates travel, where that has been changed, or `sync_asked` for.
         toured: Points of the newest tour, with what was predicted and measured of each.
+        no_rounds: Why steps cannot be made in rounds, as members of this start have found.
     """
 
     job: str = ""
@@ -223,6 +225,7 @@ class Tally:
     sync: SyncChanged | None = None
     sync_asked: bool = False
     toured: list[dict[str, Any]] = field(default_factory=list)
+    no_rounds: str = ""
     _met: set[int] = field(default_factory=set)
     _streams: dict[int, tuple[int, int]] = field(default_factory=dict)  # (steps, samples) reported
     _entered: tuple[int, int] = (0, -1)  # (session, generation) that was counted last
@@ -322,6 +325,7 @@ class Tally:
         if event.resumed_from_step is not None:
             recoveries.add_resumed(self.recoveries, t, step, max(0, self.steps - step))
         self._take_back(step)
+        self.no_rounds = ""
         self.data.start()
         self.expected.clear()
         self._foreseen.clear()
@@ -343,6 +347,7 @@ class Tally:
         self.state_bytes = event.state_bytes
         self.epoch_samples = event.samples
         introduce(self.used, event)
+        self.no_rounds = self.no_rounds or event.no_rounds
         if event.core_watts is not None:
             self.watts[event.member] = event.core_watts
         if self.session is not None and event.node:
@@ -469,6 +474,8 @@ class Tally:
                 self._foreseen.setdefault(event.generation, foreseen)  # the first, before any step
             case SyncAsked():
                 self.sync_asked = True
+            case RoundsRefused():
+                self.no_rounds = self.no_rounds or event.why
             case SyncChanged():
                 self.sync = event
             case SyncMeasured():

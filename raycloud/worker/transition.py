@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from raycloud.events import Noticed
+from raycloud.events import Noticed, RoundsRefused
 from raycloud.net.lane import Lane
 from raycloud.order import Position, Round
 from raycloud.recovery.backups import Backups
@@ -35,7 +35,6 @@ from raycloud.worker.loop import Loop
 
 if TYPE_CHECKING:
     from raycloud.checkpoint import Manifest
-    from raycloud.events import SyncPoint
     from raycloud.net.transport import Transport
     from raycloud.order import StepSpan
     from raycloud.recovery.rendezvous import Meeting
@@ -163,7 +162,7 @@ class Transition:
         context.collate.joins = fusing is Fusing.JOINED
         if not any(one.begun for one in everyone):
             self._begin(meeting, lane, [one.step for one in everyone])
-        self._agree_on_rounds(lane, everyone, meeting.sync)
+        self._agree_on_rounds(meeting, lane, everyone)
         newest = max(everyone, key=lambda one: one.agreed)
         if loop is not None and newest.agreed > own.agreed:
             loop.take_growth(newest.due_step)
@@ -199,14 +198,14 @@ class Transition:
             average_moments(replica.rounds, replica.trains, lane, has=has)
 
     def _agree_on_rounds(
-        self, lane: Lane, everyone: Sequence[MemberStatus], pinned: SyncPoint | None
+        self, meeting: Meeting, lane: Lane, everyone: Sequence[MemberStatus]
     ) -> None:
         """Some may have begun a round, or chosen how long rounds are, where others have not.
 
         One that the others have left behind may have made another choice than they since. Where the
         driver has said by which point updates travel, they have no choice.
         """
-        rounds = self._context.replica.rounds
+        rounds, pinned = self._context.replica.rounds, meeting.sync
         if rounds is None:
             return
         unaveraged = bool(pinned) and bool(rounds.unaveraged)  # as known since the first step
@@ -217,8 +216,8 @@ class Transition:
             refused = pinned.period > 1 and any(row[4] for row in rows)
             period = 1 if refused else pinned.period
             if refused and rounds.unaveraged:
-                what = "steps are not made in rounds, as was asked: they would be refused"
-                self._context.replica.notice(what, {"why": rounds.unaveraged})
+                member = meeting.members[meeting.rank]
+                self._context.report(RoundsRefused(member=member, why=rounds.unaveraged))
             only = Choice(newest.number + 1, period, period)
             newest = newest if (newest.period, newest.most) == (only.period, only.most) else only
         rounds.take(newest)

@@ -61,6 +61,7 @@ def any_event(draw):
                 e.StepNotFinite(
                     member=member, generation=draw(few), step=step, why="nan", left_out=first
                 ),
+                e.RoundsRefused(member=member, why="counts"),
                 e.GenerationFormed(
                     generation=draw(few), members=(0, 1), shares=(2, 2), first_step=0
                 ),

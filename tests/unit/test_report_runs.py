@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 
 from raycloud.clock import VirtualClock
-from raycloud.errors import JobError, MachineError, RunDirectoryError
-from raycloud.events import Noticed, RunFinished, RunStarted
+from raycloud.errors import JobError, MachineError, RunDirectoryError, SpecError
+from raycloud.events import Noticed, RoundsRefused, RunFinished, RunStarted
 from raycloud.report import runs
 from raycloud.report.log import to_line
 from raycloud.report.run_status import RunStatus, parse_line
 from raycloud.report.runs import (
     Listed,
+    ask_for_point,
     driver_of,
     is_driven,
     is_run,
@@ -88,6 +89,18 @@ def test_the_driver_is_who_holds_the_log(tmp_path: Path) -> None:
     assert driver_of(one) is None
     with pytest.raises(JobError, match="nobody on this machine drives"):
         stop_driver(one)
+
+
+def test_rounds_that_members_have_refused_are_refused_at_once(tmp_path: Path) -> None:
+    why = "Adam keeps 'seen', of type int"
+    one = started(tmp_path / "one", RoundsRefused(member=0, why=why))
+    new = started(tmp_path / "new")
+    with driven(new):
+        assert "period 8" in ask_for_point(new, ["period=8"])
+    with driven(one), pytest.raises(SpecError) as refused:
+        ask_for_point(one, ["period=8"])
+    assert refused.value.field == "period"
+    assert why in str(refused.value)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from raycloud.events import (
     ChangeApplied,
     MemberDone,
     Noticed,
+    RoundsRefused,
     StepsCommitted,
     SyncPoint,
 )
@@ -167,6 +168,39 @@ def test_a_change_that_only_some_have_made_is_taken_back(tmp_path: Path) -> None
     fellows.until(MemberDone, (0, 1))
     check_alike(fellows, (0, 1))
     assert fellows.replica(0).period == 1
+
+
+class Counting(Paced):
+    """Its optimizer keeps what is known not to be averaged only after a step."""
+
+    def optimizer(self, model: Any) -> Any:
+        optimizer = super().optimizer(model)
+
+        def count(changed: Any, *_: Any) -> None:
+            for of in changed.state.values():
+                of["seen"] = of.get("seen", 0) + 1
+
+        optimizer.register_step_post_hook(count)
+        return optimizer
+
+
+@pytest.mark.timeout(120)
+def test_rounds_that_the_first_steps_rule_out_are_refused_and_told(tmp_path: Path) -> None:
+    job = asked(tmp_path, double=False, task=Counting)
+    fellows = Fellows(tmp_path / "kept", job, 2, joining=0, task=Counting)
+    changes = Changes(fellows, (0, 1), (5, 3))
+    changes.make(ROUNDS, steps=4)
+    fellows.until(RoundsRefused, (0, 1))
+    assert {one.why for one in fellows.of(RoundsRefused)} == {"AdamW keeps 'seen', of type int"}
+    for member in (0, 1):  # it is known only once it is told what is in force
+        mine = [e for e in fellows.events if getattr(e, "member", None) == member]
+        refused = next(at for at, e in enumerate(mine) if isinstance(e, RoundsRefused))
+        assert isinstance(mine[refused - 1], ChangeApplied | StepsCommitted)
+        assert any(isinstance(e, ChangeApplied) for e in mine[:refused])
+    assert fellows.replica(0).period == 1
+    changes.make(replace(ROUNDS, period=1), steps=2)
+    finish(fellows, job, (0, 1))
+    assert len(fellows.of(RoundsRefused)) == 2
 
 
 @pytest.mark.timeout(120)
