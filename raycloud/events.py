@@ -228,7 +228,8 @@ class MemberDone:
 class GenerationFormed:
     """Members agreed on a generation; it computes steps from `first_step` on.
 
-    `keys` are those of the members, by rank; `shares` are of replicas. Empty: see `key_of`.
+    `keys` are those of the members, by rank; `shares` are of replicas. Empty: see `key_of`. Of that
+    step, or of the round that begins with it, they have computed `kept` micro-batches already.
     """
 
     generation: int
@@ -236,6 +237,7 @@ class GenerationFormed:
     shares: tuple[int, ...]
     first_step: int
     keys: tuple[WorkerKey, ...] = ()
+    kept: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

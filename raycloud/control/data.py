@@ -55,7 +55,8 @@ class Progress:
         committed_step: One past the last step that all members have committed.
         furthest: One past the newest step that was ever committed, also where it was taken back,
             or that was not finite.
-        returns: How often steps were taken back since `furthest` has risen.
+        returns: How often steps were taken back since `furthest` has risen, and to no later
+            checkpoint than before: what is kept for good is progress, too.
         sound_from: Steps of older generations were taken back.
         step_s: Seconds of a step, in the middle of the last few reports; 0 before there are any. A
             single one says little: it may be of a short step at the end of an epoch, or tell also
@@ -68,6 +69,7 @@ class Progress:
         self.steps = steps
         self.furthest = step
         self.returns = self.sound_from = self._timed_to = 0
+        self._returned_to = step
         self.step_s = 0.0
         self._steps_s: deque[float] = deque(maxlen=_REPORTS)
         self._begin(step, position, ledger, generation)
@@ -87,6 +89,8 @@ class Progress:
         Reports of the newest steps may be still to come.
         """
         self.reach(step)
+        if step > self._returned_to:
+            self.returns, self._returned_to = 0, step
         self.returns, self.sound_from, self._timed_to = self.returns + 1, generation, step
         self._begin(step, ledger.newest, ledger, generation)
 

@@ -398,6 +398,7 @@ def _ready(state: JobState, event: events.MemberReady) -> None:
 def _formed(state: JobState, event: events.GenerationFormed) -> None:
     if event.generation >= state.membership.formed_as:
         state.membership.note_met()
+        state.recovery.note_met(event.kept)
         state.data.formed().change_generation(event.generation, event.first_step)
 
 

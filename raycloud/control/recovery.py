@@ -58,7 +58,10 @@ class Recovery:
         broken: The first word of an exchange of the present group that broke; None: none did.
         broken_s: When it came.
         meetings: How often the present group has met since its last step.
-        losing: How many generations in a row lost members, without a step between.
+        losing: How many generations in a row lost members, without a step between, or more of the
+            step under way than ever before.
+        kept: The most micro-batches of the step under way that members had when they met; None:
+            they have not met in it.
         unmet: How many meetings in a row did not come about.
         called_s: When members were last called to meet.
         not_finite: The first word of a step for which all are to go back; until they do.
@@ -74,6 +77,7 @@ class Recovery:
     broken_s: float = 0.0
     meetings: int = 1
     losing: int = 0
+    kept: int | None = None
     unmet: int = 0
     called_s: float = 0.0
     not_finite: StepNotFinite | None = None
@@ -167,7 +171,18 @@ class Recovery:
 
     def progress(self) -> None:
         """A step was reported by the present group."""
-        self.meetings, self.losing = 1, 0
+        self.meetings, self.losing, self.kept = 1, 0, None
+
+    def note_met(self, kept: int) -> None:
+        """Members have met, and have so many micro-batches of the step under way.
+
+        A step may take longer than machines stay, and comes to its end all the same: what those
+        that are left have is kept. Where it ends whoever computes a part of it, that part is never
+        there.
+        """
+        if self.kept is not None and kept > self.kept:
+            self.losing = 0
+        self.kept = max(kept, self.kept or 0)
 
     def look_for_checkpoint(self, followed: tuple[int, ...], now_s: float) -> None:
         """Nobody has a sound state: the newest checkpoint is looked for."""
@@ -186,7 +201,7 @@ class Recovery:
 
     def gather(self, now_s: float) -> None:
         """Members are called to meet and to load the checkpoint."""
-        self.meetings, self.losing, self.unmet = 1, 0, 0
+        self.meetings, self.losing, self.unmet, self.kept = 1, 0, 0, None
         self.called_s = now_s
 
     def recovered(self, generation: int, now_s: float) -> Iterator[Recovered]:

@@ -49,9 +49,10 @@ class ControlSettings:
         meetings: So often the same members meet anew without a step between; then the one whose
             exchange broke is lost. After so many meetings that did not come about, it is not always
             the one that is new who is lost.
-        losing: After so many generations in a row that lost members, without a step between, the
-            run ends: the step itself seems to be what ends them. So it does where all are lost, and
-            so many returns to a checkpoint did not come further than was come before.
+        losing: After so many generations in a row that lost members, without a step between, or
+            more of the step than before, the run ends: the step itself seems to be what ends them.
+            So it does where all are lost, and so many returns to a checkpoint did not come further
+            than was come before, nor to a later checkpoint.
         gather_s: Where nobody is left, the first new ones wait this long for others that have a
             place: they load the checkpoint together.
         keep_s: Where a member fails, the parts of a checkpoint that others write are waited for so

@@ -263,6 +263,7 @@ class Computing:
                 members=group.members,
                 shares=group.shares,
                 first_step=group.step,
+                kept=group.kept,
             )
             self.words.say(first, word)
 

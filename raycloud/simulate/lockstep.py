@@ -193,6 +193,12 @@ class Lockstep:
         """When they come to the barrier, unless something happens."""
         return self.begun_s + (self.barrier - self.step) * self.step_s
 
+    @property
+    def kept(self) -> int:
+        """Micro-batches of the first step that were computed before they met."""
+        adopted = 0 if self.adopted is None else sum(map(len, self.adopted))
+        return adopted - sum(self.fresh) if adopted else 0
+
     def advance(self, now_s: float) -> None:
         """Commit all steps that have ended by now, up to the barrier."""
         if self.stalled_s is not None:

@@ -88,6 +88,7 @@ class Transition:
             report=context.report,
         )
         self._backups: Backups | None = None
+        self._begun_with = 0  # micro-batches of the step under way that members have
         self.loop: Loop | None = None
         self.seat: Membership | None = None
 
@@ -124,7 +125,7 @@ class Transition:
         self._back_up(meeting, lane)
         enter_tables(self._context.replica, meeting.generation, seat.step, lane)
         if meeting.rank == 0:  # it has met all others
-            self._context.report(seat.formed)
+            self._context.report(replace(seat.formed, kept=self._begun_with))
         loop = self.loop = self.loop or Loop(self._context, seat)
         self.seat = seat
         loop.enter(seat, lane, adopted, planned=meeting.planned, unlike=point.unlike)
@@ -293,7 +294,7 @@ class Transition:
         self, meeting: Meeting, point: ResumePoint, lane: Lane, gone: Sequence[int]
     ) -> Adopted | None:
         """Deal what nobody has of the step, but for micro-batches that all go on without."""
-        context, kept = self._context, self._context.replica.kept
+        context, kept, self._begun_with = self._context, self._context.replica.kept, 0
         if self.loop is not None:
             span = self.loop.span(point.step, point.position)
         else:
@@ -304,6 +305,7 @@ class Transition:
         every = span.micro_batches
         keepers = find_keepers(lane, () if kept is None else kept.micro_batches, len(every))
         missing = [k for k, rank in enumerate(keepers) if rank == NOBODY]
+        self._begun_with = len(every) - len(missing)
         lost = (len(every),) if gone else ()  # one past the last: somebody is
         owners = None
         if self.loop is not None and isinstance(span, Round):  # it may have ended in the midst

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -119,7 +120,8 @@ def test_where_data_has_grown_nobody_can_join_so_there_is_nothing_to_wait_for():
     assert only(c.Finish, job.on(lost(1), 2.0)).status == "failed"
 
 
-def test_a_step_that_ends_whoever_computes_it_ends_the_run():
+@pytest.mark.parametrize("kept", [[0, 0, 0, 0], [4, 4, 2, 4]])
+def test_a_step_that_ends_whoever_computes_it_ends_the_run(kept):
     job = three(min_workers=2, losing=3)
     to(job, 5)
     newest, commands = 2, ()
@@ -127,7 +129,7 @@ def test_a_step_that_ends_whoever_computes_it_ends_the_run():
         commands = job.on(lost(job.group[0], "segmentation fault"), 10.0 * times)
         if times == 4:
             break
-        job.on(formed(job, 5), 10.0 * times + 1)
+        job.on(replace(formed(job, 5), kept=kept[times]), 10.0 * times + 1)
         newest += 1
         job.on(ready(newest), 10.0 * times + 2)
         if job.change_outstanding is not None:

@@ -27,6 +27,9 @@ def with_faults(*faults, **settings):
     return replace(FOUR, faults=tuple(Fault(**fault) for fault in faults), **settings)
 
 
+MANY_DIE_S = (60.0, 260.0, 460.0, 660.0)
+
+
 @pytest.fixture
 def published(monkeypatch):
     """The steps of the checkpoints that are published."""
@@ -127,3 +130,14 @@ def test_a_wait_without_end_is_seen(monkeypatch):
     monkeypatch.setitem(guards._HOLDS, Condition.ENOUGH, lambda state: False)
     leave = {"at_s": 40.0, "kind": Kind.LEAVE, "many": 2, "lasts_s": 120.0}
     assert any("it waits" in promise for promise in simulate(with_faults(leave, least=3)).broken)
+
+
+def test_many_losses_in_a_long_step_are_no_step_that_ends_members():
+    """A step takes some seconds, and so do 13 deaths: what the others have of it is kept."""
+    dies = tuple(
+        Fault(at_s=at_s + 2.5 * n, kind=Kind.DIE) for at_s in MANY_DIE_S for n in range(13)
+    )
+    job = replace(FOUR, members=16, global_batch=64, samples=1000, steps=40, speeds=(2.0,))
+    outcome = simulate(replace(job, every_steps=None, build_s=5.0, lasts_s=900.0, faults=dies))
+    assert not outcome.broken, outcome.broken
+    assert (outcome.status, outcome.steps, outcome.starts) == ("finished", 40, 1)
