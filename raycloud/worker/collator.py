@@ -195,9 +195,7 @@ class _Connection:
 
     def __init__(self, stream: Stream, threads: Threads) -> None:
         self.stream = stream
-        self._dropped: set[int] = set()
-        self._newest = -1  # number that it was asked for; they come in order
-        self._turn = threading.Lock()
+        self.wanted: set[int] = set()  # by number, of what it asked for and is not begun
         self.asked = self.done = 0  # each is counted by one thread
         self.over = False
         self._answers: queue.Queue[tuple[dict[str, Any], list[Array]] | None] = threads.queue()
@@ -207,20 +205,6 @@ class _Connection:
     def answer(self, header: dict[str, Any], arrays: Sequence[Array] = ()) -> None:
         """Tell it something, once what was said before has left."""
         self._answers.put((header, list(arrays)))
-
-    def drop(self, number: int) -> None:
-        """This is wanted no more, unless it is made already."""
-        with self._turn:
-            if number > self._newest:
-                self._dropped.add(number)
-
-    def wants_no_more(self, number: int) -> bool:
-        """Whether this, which is to be made now, was dropped."""
-        with self._turn:
-            self._newest = number
-            gone = number in self._dropped
-            self._dropped.discard(number)
-        return gone
 
     def close(self) -> None:
         """It has left."""
@@ -316,8 +300,10 @@ class CollatorServer:
                     continue
                 header, _ = hear(stream, 0)
                 if header.get("do") == "drop":
-                    member.drop(int(header["id"]))
+                    member.wanted.discard(int(header["id"]))
                     continue
+                if header.get("do") == "make":
+                    member.wanted.add(int(header["id"]))
                 member.asked += 1
                 self._todo.put((member, header))
         except (TransportError, OSError, KeyError, TypeError, ValueError):
@@ -358,8 +344,9 @@ class CollatorServer:
 
     def _make(self, member: _Connection, header: dict[str, Any]) -> None:
         number = header["id"]
-        if member.wants_no_more(number):
+        if number not in member.wanted:  # it was dropped meanwhile
             return
+        member.wanted.discard(number)
         arrays: list[Array] = []
         groups = [
             [

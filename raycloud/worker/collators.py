@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import astuple, dataclass
@@ -72,14 +73,33 @@ def _heard(
 
 
 class Peer:
-    """A collator as a member knows it."""
+    """A collator as a member knows it.
+
+    What it is told is put in order under the lock of all, and sent under its own: one that is slow
+    to take it keeps nobody waiting who asks another.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.stream: Stream | None = None  # from when it was told to begin
+        self.stream: Stream | None = None  # from when it is to be told to begin
         self.ready = False
+        self._told: deque[Mapping[str, Any]] = deque()
+        self._turn = threading.Lock()
         self.asked: dict[int, Part] = {}
         self.heard_s = 0.0
+
+    def tell(self, header: Mapping[str, Any]) -> None:
+        """Next it is told this, by `send`."""
+        self._told.append(header)
+
+    def send(self) -> None:
+        """Send all that it is to be told, in order; it is sent once this returns."""
+        with self._turn:
+            while self._told and self.stream is not None:
+                try:
+                    tell(self.stream, self._told.popleft())
+                except TransportError:
+                    self.stream.hang_up()  # who listens there finds out
 
 
 class RemoteCollators:
@@ -142,8 +162,8 @@ class RemoteCollators:
                 return False
             number, peer = max(waiting, key=lambda one: one[0])
             part = peer.asked[number]
-            self.forget(peer, number)
-        part.make()
+        if self.forget(peer, number):  # else it has come by now
+            part.make()
         return True
 
     def extend(self, version: int, epoch: int, layout: Layout | None) -> None:
@@ -151,9 +171,11 @@ class RemoteCollators:
         told = {"do": "extend", "before": self._version, "version": version, "epoch": epoch}
         with self._lock:
             self._version = version
-            streams = [peer.stream for peer in self._peers if peer.stream is not None]
-            for stream in streams:
-                self._tell(stream, {**told, "layout": layout_record(layout)})
+            peers = [peer for peer in self._peers if peer.stream is not None]
+            for peer in peers:
+                peer.tell({**told, "layout": layout_record(layout)})
+        for peer in peers:
+            peer.send()
 
     def close(self) -> None:
         """Ask for nothing more; what is waited for is lost."""
@@ -190,15 +212,19 @@ class RemoteCollators:
                 "version": self._version,
                 "joins": self.collate.joins,
             }
-            assert peer.stream is not None  # noqa: S101 - it is ready
-            self._tell(peer.stream, told)
-            return peer
+            peer.tell(told)
+        peer.send()
+        return peer
 
-    def forget(self, peer: Peer, number: int) -> None:
-        """This is wanted no more."""
+    def forget(self, peer: Peer, number: int) -> bool:
+        """This is wanted no more; whether it had not come yet."""
         with self._lock:
-            if peer.asked.pop(number, None) is not None and peer.stream is not None:
-                self._tell(peer.stream, {"do": "drop", "id": number})
+            known = peer.asked.pop(number, None) is not None
+            if known:
+                peer.tell({"do": "drop", "id": number})
+        if known:
+            peer.send()
+        return known
 
     def drop(self, peer: Peer, what: str, why: str) -> None:
         """Ask a collator for nothing more; told once."""
@@ -216,12 +242,6 @@ class RemoteCollators:
             self._notice(what, collator=peer.name, left=left, why=why)
         for asked in waiting:
             asked.answered(None)
-
-    def _tell(self, stream: Stream, header: Mapping[str, Any]) -> None:
-        try:
-            tell(stream, header)
-        except TransportError:
-            stream.hang_up()  # who listens there finds out
 
     def _look_settled(self) -> None:
         with self._lock:
@@ -252,8 +272,9 @@ class RemoteCollators:
                     "samples": self.collate.samples,
                     "fingerprint": dict(self._fingerprint),
                 }
-                tell(stream, told)
+                peer.tell(told)
                 peer.heard_s = self._clock.monotonic_s()
+            peer.send()
             while self._hear(peer, stream):
                 pass
         except Exception as error:  # noqa: BLE001 - whatever it was, nobody waits for it any more
