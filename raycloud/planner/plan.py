@@ -414,7 +414,7 @@ def choose_roles(
 
     def besides_s(nodes: Sequence[str], speeds: Sequence[Speed], shares: Sequence[int]) -> float:
         """What of a step is not computing."""
-        zones = tuple(_zones(inventory, nodes))
+        zones = tuple(zone_sizes(inventory, nodes))
         found = Costs(job, profile, tuple(speeds), tuple(shares), zones)
         predicted = found.predict_as_is(job.sync_point)
         return predicted.step_s - predicted.compute_s
@@ -464,7 +464,7 @@ def costs_of(
         PlacementError: The members cannot hold a step.
         ValueError: The job's shares are others than there are members.
     """
-    zones, counts = tuple(_zones(inventory, on)), _counts(on, _servers(job, inventory))
+    zones, counts = tuple(zone_sizes(inventory, on)), _counts(on, _servers(job, inventory))
     if shares is None:
         sent = sent_bytes(job.sync_point, profile.gradient_bytes, zones)
         cores = () if profile.overhead_s is not None else profile.cores
@@ -558,7 +558,7 @@ def _shares(job: Job, speeds: Sequence[Speed]) -> tuple[int, ...]:
     return shares
 
 
-def _zones(inventory: Inventory, nodes: Sequence[str]) -> list[int]:
+def zone_sizes(inventory: Inventory, nodes: Sequence[str]) -> list[int]:
     """How many members each zone of a tree has; a node without the label is one of its own."""
     pairs = zip(inventory.zones(nodes), nodes, strict=True)
     return [*Counter(zone or node for zone, node in pairs).values()]

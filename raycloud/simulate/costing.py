@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from raycloud.planner.cost import sent_bytes, transport_seconds
-from raycloud.planner.plan import costs_of
+from raycloud.planner.plan import costs_of, zone_sizes
 from raycloud.planner.shares import fit_shares
 from raycloud.simulate.backups import backed_up
 from raycloud.step.speculation import ring
@@ -57,7 +57,8 @@ class ClusterCosts:
         """Measure each node once."""
         placed = [name for name, n in zip(self.names, self.places, strict=True) for _ in range(n)]
         profile = self.described.profile(self.measured, placed)
-        sent = sent_bytes(self.job.sync_point, profile.gradient_bytes, [1] * max(2, len(placed)))
+        zones = zone_sizes(self.described.inventory, placed) if len(placed) > 1 else [1, 1]
+        sent = sent_bytes(self.job.sync_point, profile.gradient_bytes, zones)
         loaded = transport_seconds(profile.speeds, sent, profile.cores)
         by_name = dict(zip(placed, loaded, strict=True))
         object.__setattr__(self, "_speeds", [by_name[name] for name in self.names])

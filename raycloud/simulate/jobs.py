@@ -103,6 +103,7 @@ class Simulated:
         bytes_per_step: Each worker sends.
         planned_s: Of all steps, undisturbed.
         status: `finished`, or why not.
+        asked: Steps that the job has.
         steps: That count.
         job_s: From the command to the last checkpoint, in virtual seconds.
         goodput: The part of `job_s` in which steps were computed that count.
@@ -127,6 +128,7 @@ class Simulated:
     bytes_per_step: int
     planned_s: float
     status: str
+    asked: int
     steps: int
     job_s: float
     goodput: float
@@ -201,7 +203,7 @@ def reported(
         carried_out(one, measured, cluster, around, clock=clock)
         for one, cluster in many or [(job, described)]
     ]
-    steps = rows[0].steps
+    steps = rows[0].asked
     found = policies(job, measured, described, trace) if isinstance(trace, Paced) else []
     return {
         "format": FORMAT,
@@ -377,6 +379,7 @@ def _simulated(
         bytes_per_step=found.bytes_per_step,
         planned_s=plan.job_s,
         status=outcome.status,
+        asked=plan.steps,
         steps=outcome.steps,
         job_s=outcome.virtual_s,
         goodput=outcome.goodput,
