@@ -46,6 +46,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 PLANS = ((1523, 1.0), (10_000, 5.0))  # nodes, and the seconds that a plan may take
 OFFERED = ((16, 16), (64, 16), (64, 64))  # micro-batches of a worker, and of those to its backup
+CONTROLLED = (16, 64)  # micro-batches of a worker, of whole runs
 _ZONES = 4
 _EACH = 8  # micro-batches of a worker
 _STEPS = 2000
@@ -150,19 +151,24 @@ def stragglers(trace: Paced) -> dict[str, Any]:
     return told
 
 
-def by_control(trace: Paced) -> dict[str, Any]:
-    """The same, carried out with the control of a run: seconds of as many steps as moments."""
+def by_control(trace: Paced, each: int) -> dict[str, Any]:
+    """The same, carried out with the control of a run: seconds of as many steps as moments.
+
+    A worker has `each` micro-batches, and offers all of them to its backup, where it has one.
+    """
     table = read_table(f"name,count,mbit_s\nn,{trace.workers},10000\n", "n.csv")
-    small = replace(_MEASURED, gradient_bytes=4, speeds=(Speed(fixed_s=0.0, micro_batch_s=1 / 16),))
+    small = replace(
+        _MEASURED, gradient_bytes=4, speeds=(Speed(fixed_s=0.0, micro_batch_s=1 / each),)
+    )
     told = {}
     for name, fields in (
         ("equal", {"shares": "equal"}),
         ("control", {}),
-        ("control and backups", {"backup_micro_batches": 16}),
+        ("control and backups", {"backup_micro_batches": each}),
     ):
         asked = job(
             steps=len(trace.rows),
-            global_batch=4 * 16 * trace.workers,
+            global_batch=4 * each * trace.workers,
             elastic={"max_workers": trace.workers, **fields},
         )
         told[name] = carried_out(asked, small, table, Circumstances(trace=trace)).record()
@@ -209,7 +215,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         trace = read_trace(path)
         assert isinstance(trace, Paced)  # noqa: S101 - it is a CSV file
         record["stragglers"][path.stem] = stragglers(trace)
-        record["stragglers_by_control"][path.stem] = by_control(trace)
+        record["stragglers_by_control"][path.stem] = {
+            f"{each} each": by_control(trace, each) for each in CONTROLLED
+        }
         _say(record["stragglers"][path.stem], record["stragglers_by_control"][path.stem])
     record["spot"] = {}
     for path in sorted((asked.data / "spot").glob("*[46]-node*.json")):
