@@ -135,7 +135,7 @@ def job_of_two():
 
 
 @examples(60)
-@given(st.booleans(), st.booleans(), st.lists(any_event(), min_size=4, max_size=8))
+@given(st.booleans(), st.booleans(), st.lists(any_event(), min_size=2, max_size=5))
 def test_an_illegal_event_changes_nothing_wherever_the_job_stands(stopped, grown, odd):
     job, commands = job_of_two()
     for event in life(stopped=stopped, grown=grown):

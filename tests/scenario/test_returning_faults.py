@@ -53,7 +53,7 @@ def test_it_is_silent_again_and_again(tmp_path: Path) -> None:
 
 
 def test_two_are_silent_at_once(tmp_path: Path) -> None:
-    five = replace(THREE, members=5, speeds=(0.1,) * 5, steps=110)
+    five = replace(THREE, members=5, speeds=(0.1,) * 5, steps=80)
     outcome = sound(replace(five, blows=(silent(8, many=2),)), tmp_path)
     assert outcome.returned == 2
 

@@ -17,6 +17,7 @@ from raycloud.cli.supervise import final_code, pause_s, resumed, supervise, with
 from raycloud.clock import SystemClock
 from raycloud.spec import RunDirectory, dump_job, load_job
 from tests.live import RAYCLOUD, command, ended, wait_for
+from tests.tiers import variants
 
 LOOP = """
 import sys
@@ -134,7 +135,7 @@ def test_only_the_main_thread_supervises(tmp_path: Path) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) <= before  # fewer: someone else's is closed
 
 
-@pytest.mark.parametrize("resume", ["must", "allow"])
+@pytest.mark.parametrize("resume", variants("must", "allow"))
 def test_going_on_without_a_place_is_refused_and_leaves_none(tmp_path: Path, resume: str) -> None:
     (tmp_path / "job.yaml").write_text("format: 1\ntask: raycloud.metrics:Mean\nsteps: 3\n")
     words = ("train", "job.yaml", "--restarts", "2", "--resume", "never", "--resume", resume)

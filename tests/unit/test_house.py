@@ -26,6 +26,7 @@ from pydantic import BaseModel
 import raycloud
 from raycloud import errors
 from raycloud.spec.job import Job
+from tests.tiers import variants
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "raycloud"
@@ -134,7 +135,7 @@ def test_public_names() -> None:
     assert tuple(sorted(raycloud.__all__)) == PUBLIC
 
 
-@pytest.mark.parametrize("first", ["raycloud", "raycloud.control", "raycloud.on_ray.run"])
+@pytest.mark.parametrize("first", variants("raycloud.on_ray.run", "raycloud.control", "raycloud"))
 def test_public_names_are_the_same_whatever_was_imported_first(first: str) -> None:
     code = (
         f"import {first}; import raycloud\n"

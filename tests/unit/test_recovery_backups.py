@@ -18,6 +18,7 @@ from raycloud.spec import Job
 from tests.fellows import Fellows
 from tests.live_tasks import Late, Steady
 from tests.lockstep import difference, job, plain_loop
+from tests.tiers import variants
 
 STEPS = 40
 EPOCH = 5  # steps, of which the last has 3 micro-batches in place of 8
@@ -54,7 +55,7 @@ def late_one(fellows: Fellows) -> int:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("most", [0, 3])
+@pytest.mark.parametrize("most", variants(3, 0))
 def test_who_is_late_computes_less_in_the_same_steps(tmp_path: Path, most: int) -> None:
     job = asked(tmp_path)
     elastic = job.elastic.model_copy(update={"backup_micro_batches": most})
@@ -74,7 +75,7 @@ def test_who_is_late_computes_less_in_the_same_steps(tmp_path: Path, most: int) 
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("goes", ["late", "backup"])
+@pytest.mark.parametrize("goes", variants("late", "backup"))
 def test_one_is_lost_while_it_is_backed_up_or_backs_up(tmp_path: Path, goes: str) -> None:
     job = asked(tmp_path)
     fellows = Fellows(tmp_path / "kept", job, 3, joining=0, task=Late)

@@ -123,10 +123,10 @@ def test_days_are_thinned_out_and_come_to_the_same():
 def test_the_same_seed_gives_the_same_log_in_another_process_too():
     code = (
         "from raycloud.simulate import simulate, small\n"
-        "print(*[simulate(small(seed)).digest for seed in range(8)])"
+        "print(*[simulate(small(seed)).digest for seed in range(4)])"
     )
-    here = [simulate(small(seed)).digest for seed in range(8)]
-    assert len(set(here)) == 8
+    here = [simulate(small(seed)).digest for seed in range(4)]
+    assert len(set(here)) == 4
     for hashing in ("1", "77"):
         told = subprocess.run(
             [sys.executable, "-c", code],
@@ -144,7 +144,7 @@ def test_the_same_seed_gives_the_same_log_in_another_process_too():
 def test_small_seeds():
     broken = {
         seed: outcome.broken
-        for seed in range(drawn(300))
+        for seed in range(drawn(160))
         if (outcome := simulate(small(seed))).broken
     }
     assert not broken

@@ -28,6 +28,7 @@ from raycloud.sync.strategy import Coded, changed_to
 from tests.fellows import Fellows
 from tests.live_tasks import Paced
 from tests.lockstep import CPU, NetTask, job
+from tests.tiers import variants
 from tests.unit.test_recovery_catch_up import check_end
 
 RING, TREE = SyncPoint(), SyncPoint(topology="tree")
@@ -35,7 +36,7 @@ DIRECT = SyncPoint(topology="direct")
 INT4 = SyncPoint(topology="direct", codec="int4")
 INT8 = SyncPoint(topology="tree", codec="int8")
 ROUNDS = SyncPoint(topology="tree", codec="int4", period=8)
-STEPS = 300  # more than are computed before the gate is there
+STEPS = 200  # more than are computed before the gate is there
 
 
 def asked(folder: Path, *, double: bool = True, **changes: Any) -> Job:
@@ -133,7 +134,7 @@ def finish(fellows: Fellows, job: Job, members: tuple[int, ...]) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("point", [TREE, INT4, ROUNDS])
+@pytest.mark.parametrize("point", variants(ROUNDS, TREE, INT4))
 def test_a_member_that_is_lost_in_the_midst_of_a_change_is_not_missed(
     point: SyncPoint, tmp_path: Path
 ) -> None:
