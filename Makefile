@@ -53,8 +53,9 @@ $(READY): pyproject.toml $(wildcard constraints*.txt)
 train: setup  ## train a small GPT on real text with two local workers
 	$(BIN)/raycloud train jobs/gpt.yaml $(ARGS)
 
-# What needs no Ray of its own has a process for each core; of those with a Ray or a testbed two run at
-# a time, but for those that time the machine or look at all of it, which share it with nobody.
+# What needs no Ray of its own has a process for each core; of the modules with a Ray or a testbed two run
+# at a time, in the order of tests/ray/conftest.py, but for those that time the machine or look at all of it,
+# which share it with nobody.
 # Processes that tests start load compiled modules, whatever the environment says.
 test test-all: export PYTHONDONTWRITEBYTECODE :=
 test: TIER := not full
@@ -67,7 +68,7 @@ test test-all:
 ifeq ($(ARGS),)
 	@failed=; \
 	$(BIN)/python -m pytest --numprocesses logical --dist worksteal -m 'not ray and not testbed and ($(TIER))' || failed=1; \
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/ray tests/testbed -m 'not alone and ($(TIER))' || failed=1; \
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/ray tests/testbed -m 'not alone and ($(TIER))' || failed=1; \
 	$(BIN)/python -m pytest tests/ray tests/testbed -m 'alone and ($(TIER))' || failed=1; \
 	test -z "$$failed"
 else

@@ -22,9 +22,11 @@ LEFT = """
 import json, sys, ray
 from ray.util.placement_group import placement_group_table
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
-groups = [g for g in placement_group_table().values() if g["state"] != "REMOVED"]
-names = ray.util.list_named_actors(all_namespaces=True)
-print(json.dumps([len(groups), names, ray.available_resources().get("CPU", 0.0)]))
+for _ in sys.stdin:
+    groups = [g for g in placement_group_table().values() if g["state"] != "REMOVED"]
+    names = ray.util.list_named_actors(all_namespaces=True)
+    free = ray.available_resources().get("CPU", 0.0)
+    print(json.dumps([len(groups), names, free]), flush=True)
 """
 
 
@@ -79,17 +81,35 @@ def check_words(run_dir: Path) -> None:
         assert numbers == list(range(1, len(numbers) + 1))
 
 
-def left(head: Head) -> tuple[int, list[Any], float]:
-    """Reservations, named actors and free CPUs of the cluster."""
-    code = subprocess.run(
-        [sys.executable, "-c", LEFT, head.joined],
-        env=os.environ | TOKEN | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    groups, names, cpus = json.loads(code.stdout.splitlines()[-1])
-    return groups, names, cpus
+class Left:
+    """Reservations, named actors and free CPUs of a head's cluster, asked for by one process.
+
+    Attributes:
+        process: Which has joined the cluster, and answers each line that it is sent.
+    """
+
+    def __init__(self, head: Head) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", LEFT, head.joined],
+            env=os.environ | TOKEN | {"PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __call__(self) -> tuple[int, list[Any], float]:
+        """What is there now."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        told = next(line for line in self.process.stdout if line.startswith("["))
+        groups, names, cpus = json.loads(told)
+        return groups, names, cpus
+
+    def close(self) -> None:
+        """Let the process leave the cluster."""
+        self.process.communicate()
 
 
 def actors(head: Head) -> dict[int, str]:

@@ -38,14 +38,19 @@ Found = TypeVar("Found")
 
 
 def wait_for(what: str, look: Callable[[], Found | None], *, seconds: float = WAIT_S) -> Found:
-    """What `look` finds, asked again and again; fails after `seconds`."""
+    """What `look` finds, asked again and again; fails after `seconds`.
+
+    Most of the time goes to who is waited for: looking through a log or all processes is work, too.
+    """
     pause, end = threading.Event(), time.monotonic() + seconds
     while True:
+        began_s = time.monotonic()
         found = look()
         if found:
             return found
-        assert time.monotonic() < end, f"{what}: not within {seconds:g} s"
-        pause.wait(0.02)
+        now_s = time.monotonic()
+        assert now_s < end, f"{what}: not within {seconds:g} s"
+        pause.wait(min(0.3, max(0.02, 4.0 * (now_s - began_s))))
 
 
 def asked(task: str, workers: int | list[int] = 1, **changes: Any) -> Job:

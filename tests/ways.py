@@ -33,6 +33,7 @@ from tests.sockets import gloo_members, together
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "raycloud"
+PREFIX = f"{PACKAGE}/"
 PAGE = ROOT / "docs" / "ways.md"
 MOST_JOB, MOST_GRADIENT = 25, 12
 
@@ -67,8 +68,7 @@ GRADIENT = (
 
 def inside(path: str) -> str:
     """A file's name below raycloud/; empty: it is elsewhere."""
-    prefix = f"{PACKAGE}/"
-    return path.removeprefix(prefix) if path.startswith(prefix) else ""
+    return path.removeprefix(PREFIX) if path.startswith(PREFIX) else ""
 
 
 def stack_of(frame: FrameType | None) -> Stack:
@@ -104,6 +104,8 @@ class Recorder:
         what = self._due.pop((file, frame.f_code.co_qualname), None)
         if what is not None:
             self.stacks[what] = stack_of(frame)
+            if not self._due:
+                sys.setprofile(None)  # what comes behind the last one goes at full speed
 
 
 class Told(Steady):

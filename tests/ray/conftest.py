@@ -1,20 +1,75 @@
-"""An embedded Ray of its own for each module, and nothing left behind."""
+"""Modules that ask for a Ray share one; others have a folder of their own; nothing is left."""
 
 from __future__ import annotations
 
 import secrets
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.live import ended, processes_below
+from tests.shared_ray import SharedRay, ended_below, shut_down
 
-# Ray gives its raylet one second to end; where that is too short, on a busy machine, its agents
-# want to tell a head that is gone, and give up after a minute.
-END_S = 90.0
+CPUS = 2  # of a shared Ray, where a module says nothing of its own
+MANY = 99  # more than any has
+
+# Those that take longest, which come first: no process is to have much to do when the other ends.
+LONG = (
+    "test_failover",
+    "test_canary",
+    "test_submit",  # with those that have a head, too
+    "test_standing",
+    "test_metrics",
+    "test_quick",
+    "test_stop",
+    "test_cluster_examples",
+    "test_leaving",
+    "test_pipeline_nodes",
+    "test_hung_path",
+    "test_installed",
+    "test_chaos",
+    "test_doctor",
+    "test_cli_real",
+    "test_autoscaler",
+    "test_ways",
+    "test_cluster",
+    "test_plan_nodes",
+    "test_tree",
+    "test_docs_blocks",
+    "test_docs_ports",
+    "test_sweep",
+    "test_jobs",
+    "test_pipeline_faults",
+    "test_pipeline",
+    "test_try",
+)
+
+
+@pytest.hookimpl(trylast=True)  # by then only those are left that are going to be run
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules with a Ray of their own come first; then those that share one, by its size."""
+    below = Path(__file__).parents[1]
+    mine = [item for item in items if {below / "ray", below / "testbed"} & {*item.path.parents}]
+    paths = list(dict.fromkeys(item.path for item in mine))
+    using = {path: [item for item in mine if item.path == path] for path in paths}
+
+    def place(path: Path) -> tuple[int, int, int, int]:
+        wanted, warm = _wishes(using[path])
+        cpus = getattr(using[path][0].module, "CPUS", CPUS) if wanted else MANY  # type: ignore[attr-defined]
+        long = LONG.index(path.stem) if path.stem in LONG else len(LONG)
+        return -cpus, warm, long, paths.index(path)
+
+    ordered = [item for path in sorted(paths, key=place) for item in using[path]]
+    rest = [item for item in items if item.path not in using]
+    items[:] = rest + ordered
+
+
+def _wishes(items: list[pytest.Item]) -> tuple[bool, bool]:
+    """Whether some of these tests ask for a shared Ray, and whether all that do run warm."""
+    names = [item.fixturenames for item in items]  # type: ignore[attr-defined]
+    asking = [one for one in names if "cluster" in one]
+    return bool(asking), all("warm" in one for one in asking)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -25,65 +80,104 @@ def ray_token() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", autouse=True)
-def ray_tmpdir(ray_token: None) -> Iterator[Path]:
-    """The folder in which this module's Ray lives; afterwards Ray is down and the folder is gone.
+class Kept:
+    """The Ray that the next module may have, too."""
 
-    The path is short, since Ray puts Unix sockets below it and their paths end at 107 characters.
-    Fails the module if a process that was started below it outlives Ray.
+    ray: SharedRay | None = None
+
+    def of(self, cpus: int) -> SharedRay:
+        """The one with so many CPUS; another one is ended."""
+        if self.ray is None or self.ray.cpus != cpus:
+            self.end()
+            self.ray = SharedRay(cpus)
+        return self.ray
+
+    def end(self) -> None:
+        """End it, if there is one."""
+        ray, self.ray = self.ray, None
+        if ray is not None:
+            ray.end()
+
+
+@pytest.fixture(scope="session")
+def kept(ray_token: None) -> Iterator[Kept]:
+    """Ended with the session."""
+    one = Kept()
+    yield one
+    one.end()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray_tmpdir(kept: Kept, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """The folder in which this module's Ray lives, its own or a shared one.
+
+    Its own is down afterwards, and the folder is gone: fails the module if a process that was
+    started below it outlives Ray. In a shared one nothing of its runs may be left; the next module
+    has another one where a test failed, or something of Ray's own stays.
     """
-    folder = Path(tempfile.mkdtemp(prefix="rc", dir="/tmp"))
+    module = request.path
+    items = [item for item in request.session.items if item.path == module]
+    wanted, all_warm = _wishes(items)
+    failed = request.session.testsfailed
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_TMPDIR", str(folder))
         patch.delenv("RAY_ADDRESS", raising=False)  # never somebody else's cluster
-        try:
-            yield folder
-        finally:
-            _shut_down()
-            left = ended(processes_below(folder), END_S)
-            shutil.rmtree(folder, ignore_errors=True)
+        if not wanted:
+            kept.end()
+            yield from _own(patch)
+            return
+        shared = kept.of(getattr(request.module, "CPUS", CPUS))
+        shared.modules.append(module.stem)
+        if not all_warm:
+            shared.close_seats()
+        patch.setenv("RAY_TMPDIR", str(shared.folder))
+        yield shared.folder
+        ours, others = shared.left()
+        if ours or others or request.session.testsfailed > failed:
+            kept.end()
+        assert not ours, f"still there after all runs: {ours}"
+
+
+def _own(patch: pytest.MonkeyPatch) -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="rc", dir="/tmp"))  # short: see SharedRay
+    patch.setenv("RAY_TMPDIR", str(folder))
+    try:
+        yield folder
+    finally:
+        shut_down()
+        left = ended_below(folder)
     assert not left, f"still running after Ray was shut down: {left}"
 
 
+@pytest.fixture(scope="session")
+def own_tmpdir(ray_token: None) -> Iterator[Path]:
+    """A folder for a Ray that a command starts beside the module's.
+
+    Agents of one whose command was killed may take a minute to end: the session need not wait.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="rc", dir="/tmp"))
+    try:
+        yield folder
+    finally:
+        left = ended_below(folder)
+    assert not left, f"still running after its command: {left}"
+
+
 @pytest.fixture(scope="module")
-def cluster(ray_tmpdir: Path, request: pytest.FixtureRequest) -> str:
-    """A Ray for all tests of a module that ask for it, with the module's `CPUS`; its address.
+def cluster(ray_tmpdir: Path, kept: Kept) -> str:
+    """A Ray with the module's `CPUS` for all tests that ask for it; its address.
 
     `raycloud.train` uses the Ray that this process is attached to, so it starts none of its own.
     """
-    import ray
-
-    from raycloud.on_ray.attach import _EMBEDDED, _QUIET
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in (_QUIET | _EMBEDDED).items():
-            patch.setenv(name, value)
-        ray.init(
-            num_cpus=getattr(request.module, "CPUS", 2),
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
-        )
-    return str(ray.get_runtime_context().gcs_address)
+    assert kept.ray is not None
+    return kept.ray.start()
 
 
 @pytest.fixture(scope="module")
-def warm(cluster: str) -> Iterator[None]:
+def warm(cluster: str, kept: Kept) -> Iterator[None]:
     """Runs of this process share the cluster's seats, whose workers have loaded torch already."""
     from raycloud.on_ray import run
-    from raycloud.on_ray.seats import SeatsHandle
-    from raycloud.spec.sections import RoleResources
 
-    seats = SeatsHandle.start(RoleResources())
+    assert kept.ray is not None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(run.train.__kwdefaults__, "seats", seats)
+        patch.setitem(run.train.__kwdefaults__, "seats", kept.ray.seats())
         yield
-    seats.close()
-
-
-def _shut_down() -> None:
-    """End the Ray that this process started or joined; one that it joined keeps running."""
-    import ray
-
-    if ray.is_initialized():
-        ray.shutdown()

@@ -11,12 +11,12 @@ from raycloud.events import StepsCommitted
 from tests.live import asked, check_result, exact_steps, of_kind
 from tests.live_tasks import Steady
 
-CPUS = 2
+CPUS = 4
 STEPS = 60
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("warm")
 def test_the_result_is_the_same_and_each_sample_counts_once(tmp_path: Path) -> None:
     """One of two workers needs many times as long for a micro-batch from about step 10 on."""
     settings = {"claimed": str(tmp_path / "late"), "after": 40}

@@ -1,13 +1,14 @@
-"""Nodes that Ray drains, and SIGTERM to a member's process, on a real cluster of three nodes."""
+"""Faults on three nodes, SIGTERM to a member's process, and then nodes that Ray drains."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,21 @@ from raycloud.events import (
     Recovered,
     StepsCommitted,
 )
+from raycloud.faults import Action, Fault
 from raycloud.on_ray.attach import REASON, draining
+from raycloud.on_ray.chaos import Chaos, prepared
 from raycloud.preemption import PreemptionNotice, on_sigterm
+from raycloud.spec import Job
 from tests.live import asked, check_result, of_kind, wait_for
 from tests.live_tasks import Steady
 from tests.ray.test_regroup import Opening, Trouble
 
 PREEMPTION = autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
+FAULTS = (
+    Fault(action=Action.KILL, at_step=20),
+    Fault(action=Action.CUT, at_step=21, rank=1),
+    Fault(action=Action.FREEZE, at_step=60, seconds=0.3),
+)
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +64,29 @@ def nodes(ray_tmpdir: Path) -> Iterator[tuple[str, ...]]:
         finally:
             ray.shutdown()
             cluster.shutdown()
+
+
+@contextlib.contextmanager
+def unseen(_: Job) -> Iterator[Callable[[Event], None]]:
+    yield lambda _: None
+
+
+@pytest.mark.full(only="faults are injected on several nodes")
+@pytest.mark.timeout(300)
+def test_workers_of_several_nodes_are_harmed(nodes: tuple[str, ...], tmp_path: Path) -> None:
+    elastic = {"min_workers": 1, "max_workers": 3}
+    settings = {"gate": str(tmp_path / "gate")}  # which never opens
+    job = prepared(asked("Paced", 3, elastic=elastic, settings=settings), steps=120)
+    said: list[str] = []
+    address = ray.get_runtime_context().gcs_address
+    outcome = Chaos(tmp_path / "out", address, said.append, unseen).run(job, FAULTS)
+    assert [(hit.fault.action, hit.why) for hit in outcome.hits] == [
+        (fault.action, "") for fault in FAULTS
+    ], said
+    assert outcome.left == ()
+    assert outcome.proved
+    assert len(outcome.disturbed.pauses) >= 1
+    assert outcome.pause_of(outcome.hits[0]) is not None
 
 
 @ray.remote(num_cpus=1, max_restarts=0, max_concurrency=4)

@@ -12,12 +12,12 @@ from raycloud.events import ChangeApplied, GenerationFormed, StepsCommitted
 from tests.live import asked, check_result, of_kind
 from tests.live_tasks import Steady
 
-CPUS = 2
+CPUS = 4
 STEPS = 1000  # long enough for a second look at the speeds, also where steps are quick
 
 
 @pytest.mark.full(only="a slow process gets less work")
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("warm")
 def test_slow_member_gets_less_work_in_the_same_steps(tmp_path: Path) -> None:
     """One of two members needs many times as long for a micro-batch from about step 10 on."""
     settings = {"claimed": str(tmp_path / "slow"), "after": 40}

@@ -14,6 +14,7 @@ from raycloud.events import (
     CheckpointPublished,
     Event,
     MemberLost,
+    MemberReady,
     MemberSpawned,
     Recovered,
     RolledBack,
@@ -23,9 +24,9 @@ from raycloud.spec import Job
 from tests.live import asked, check_result, members_below, of_kind
 from tests.live_tasks import Steady
 
-CPUS = 2
+CPUS = 4
 
-pytestmark = pytest.mark.usefixtures("cluster")
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 def job_of(folder: Path, steps: int, *, least: int = 1, **more: object) -> Job:
@@ -48,14 +49,17 @@ class Killing:
         self, folder: Path, *when: Callable[[Event], bool], before: Callable[[], None] | None = None
     ) -> None:
         self.folder, self.when, self.before = folder, list(when), before
+        self.ready: set[int] = set()  # process ids; others are of no run at the moment
 
     def __call__(self, event: Event) -> None:
+        if isinstance(event, MemberReady):
+            self.ready.add(event.pid)
         if not self.when or not self.when[0](event):
             return
         self.when.pop(0)
         if self.before is not None:
             self.before()
-        for pid in members_below(self.folder):
+        for pid in self.ready.intersection(members_below(self.folder)):
             os.kill(pid, signal.SIGKILL)
 
 
@@ -102,17 +106,18 @@ def test_all_workers_are_killed_at_once_again_and_again(tmp_path: Path, ray_tmpd
 
 
 @pytest.mark.full
-def test_workers_are_killed_one_after_the_other(tmp_path: Path, ray_tmpdir: Path) -> None:
+def test_workers_are_killed_one_after_the_other(tmp_path: Path) -> None:
     """The one that was asked for in the first one's place is there, or on its way."""
     job = job_of(tmp_path, 100, checkpoint={"every_steps": 20})
     kills = [committed(25), lambda event: isinstance(event, MemberSpawned) and event.member > 1]
-    first: list[int] = []
+    first: dict[int, int] = {}
 
     def one_by_one(event: Event) -> None:
+        if isinstance(event, MemberReady) and event.member < 2:
+            first[event.member] = event.pid
         if kills and kills[0](event):
             kills.pop(0)
-            first[:] = first or members_below(ray_tmpdir)
-            os.kill(first.pop(), signal.SIGKILL)
+            os.kill(first.popitem()[1], signal.SIGKILL)
         if not kills and isinstance(event, Recovered) and event.lost_steps:
             (tmp_path / "gate").touch()
 

@@ -32,13 +32,13 @@ from tests.live import (
 from tests.live_tasks import Gated, Steady
 from tests.tiers import variants
 
-CPUS = 3
+CPUS = 4
 STEPS, EVERY = 50, 10
 SHORT = 18
 
 
-@pytest.fixture(scope="module")
-def interrupted(tmp_path_factory: pytest.TempPathFactory, ray_tmpdir: Path) -> Path:
+@pytest.fixture
+def interrupted(tmp_path_factory: pytest.TempPathFactory, own_tmpdir: Path) -> Path:
     """A run of two workers, its driver killed after the second checkpoint, its gate opened."""
     folder = tmp_path_factory.mktemp("interrupted")
     gate, run_dir = folder / "gate", folder / "run"
@@ -46,9 +46,10 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory, ray_tmpdir: Path) -> P
     # before the first: it gets beyond step 20 and waits before step 28.
     job_file = folder / "job.yaml"
     job_file.write_text(dump_job(_gated(gate, 120, [5, 3])))
-    with command(folder, RAYCLOUD, "train", job_file, "--run-dir", run_dir) as one:
+    told = (RAYCLOUD, "train", job_file, "--run-dir", run_dir)
+    with command(folder, *told, RAY_TMPDIR=str(own_tmpdir)) as one:
         wait_for("a second checkpoint", lambda: _killable(one.process.poll(), run_dir))
-        members = dict.fromkeys(members_below(ray_tmpdir), "a member")
+        members = dict.fromkeys(members_below(own_tmpdir), "a member")
         assert len(members) == 2
         one.process.kill()
         assert one.code() == -9
@@ -59,7 +60,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory, ray_tmpdir: Path) -> P
 
 
 @pytest.fixture(scope="module")
-def short(tmp_path_factory: pytest.TempPathFactory, cluster: str) -> Path:
+def short(tmp_path_factory: pytest.TempPathFactory, warm: None) -> Path:
     """A finished run of two workers and 18 steps: three epochs, and 48 samples of the next."""
     run_dir = tmp_path_factory.mktemp("short") / "run"
     raycloud.train(_steady(2, steps=SHORT), run_dir=run_dir)

@@ -1,4 +1,4 @@
-"""A run whose workers are changed from outside, and one that waits for enough of them."""
+"""A run whose workers are changed from outside, replaced, or waited for."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ray.util import placement_group_table
 
 import raycloud
 from raycloud.events import (
@@ -15,14 +16,16 @@ from raycloud.events import (
     MemberLost,
     Noticed,
     RangeChanged,
+    Recovered,
     StepsCommitted,
 )
 from raycloud.report.runs import ask_driver
 from tests.live import asked, check_result, of_kind
 from tests.live_tasks import Steady
 from tests.ray.test_regroup import Opening, Trouble, kill
+from tests.tiers import variants
 
-CPUS = 3
+CPUS = 4
 STEPS = 300
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -89,3 +92,27 @@ def test_where_too_few_are_left_they_wait_for_another(tmp_path: Path, ray_tmpdir
     assert not of_kind(CapacityChanged, log)
     steps = [e for e in of_kind(StepsCommitted, log) if e.member not in {lost.member, 2}]
     assert sum(e.last_step - e.first_step for e in steps) == STEPS  # none was computed twice
+
+
+@pytest.mark.full(only="a killed worker is replaced, on Ray")
+@pytest.mark.parametrize("norm", variants(True, False))
+def test_a_killed_worker_is_replaced(norm: bool, tmp_path: Path, ray_tmpdir: Path) -> None:
+    gate = tmp_path / "gate"
+    settings = {"gate": str(gate), "norm": norm}
+    elastic = {"min_workers": 1, "max_workers": 2}
+    job = asked("Paced", 2, steps=200, elastic=elastic, settings=settings)
+    opening = Opening(gate, 2, Trouble(ray_tmpdir, [20], kill))
+    before = placement_group_table()
+    run = raycloud.train(job, run_dir=tmp_path / "run", observer=opening)
+    check_result(run, job, Steady(norm=norm), 200)
+    places = {name: one for name, one in placement_group_table().items() if name not in before}
+    assert [one["state"] for one in places.values()] == ["REMOVED"] * 2  # it has the dead one's
+    log = run.events
+    [lost] = of_kind(MemberLost, log)
+    groups = [set(e.members) for e in of_kind(GenerationFormed, log)]
+    assert groups[0] == {0, 1}
+    assert {0, 1} - {lost.member} in groups
+    assert groups[-1] == {0, 1, 2} - {lost.member}
+    assert run.summary["workers"] == 2
+    assert sum(e.micro_batches for e in of_kind(StepsCommitted, log) if e.member == 2) > 0
+    assert len(of_kind(Recovered, log)) == 1

@@ -19,7 +19,7 @@ from tests.tiers import variants
 CPUS = 4
 NEAR = 0.3
 
-pytestmark = pytest.mark.usefixtures("cluster")
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 def served(workers: int | list[int], steps: int, codec: str, **more: Any) -> raycloud.Job:

@@ -29,7 +29,7 @@ from tests.live import Moved, asked, events, exact_steps, of_kind, parameters, p
 from tests.looked import IDS, TABLE, reference
 from tests.tiers import variants
 
-CPUS = 3
+CPUS = 4
 LOOKED = Path(__file__).parents[1] / "looked.py"
 STEPS = 50
 

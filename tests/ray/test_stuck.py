@@ -11,9 +11,9 @@ from raycloud.events import MemberLost, Recovered
 from tests.live import asked, check_result, of_kind
 from tests.live_tasks import Steady
 
-CPUS = 2
+CPUS = 4
 
-pytestmark = pytest.mark.usefixtures("cluster")
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 @pytest.mark.full(only="a thread stuck in C is done without")

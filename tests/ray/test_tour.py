@@ -14,7 +14,7 @@ from tests.live import asked, check_result, exact_steps, of_kind
 from tests.live_tasks import Steady
 from tests.ray.test_regroup import Trouble, kill
 
-CPUS = 3
+CPUS = 4
 STEPS = 400
 
 pytestmark = pytest.mark.usefixtures("cluster")

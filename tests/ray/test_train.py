@@ -28,7 +28,7 @@ from tests.live_tasks import PairTask, Steady, Still
 from tests.lockstep import NetTask, difference, job, plain_loop
 from tests.tiers import variants
 
-CPUS = 5
+CPUS = 4
 SUMMARY = {  # what the issue names
     "status", "steps", "samples", "first_step_s", "train_s", "samples_per_s", "final_loss", "eval",
     "workers", "generations", "recoveries", "bytes_sent", "bytes_dense", "predicted",
@@ -37,7 +37,7 @@ SUMMARY = {  # what the issue names
 pytestmark = pytest.mark.usefixtures("warm")
 
 
-@pytest.mark.parametrize("shares", variants([5, 2, 1], [8], [5, 3], [2, 2, 2, 1, 1]), ids=str)
+@pytest.mark.parametrize("shares", variants([5, 2, 1], [8], [5, 3], [3, 2, 2, 1]), ids=str)
 def test_float64_adamw_with_dropout_is_the_single_process(
     tmp_path: Path, shares: list[int]
 ) -> None:

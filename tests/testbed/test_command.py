@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.testbed.__main__ import main
 from tests.live import Command, command, ran, wait_for
 from tests.testbed.remains import remains
 
@@ -169,9 +170,25 @@ def test_check_says_that_it_can_be(tmp_path: Path) -> None:
         ([], "the following arguments are required: COMMAND"),
     ],
 )
-def test_what_cannot_be_is_named(spec: Path, tmp_path: Path, words: list[str], said: str) -> None:
+def test_what_cannot_be_is_named(
+    spec: Path,
+    tmp_path: Path,
+    words: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In this process, which has imported it all."""
     (tmp_path / "wrong.yaml").write_text("nodes: [{name: n1, speed: 3}]")
-    code, done = ran(tmp_path, *PROGRAM, *words)
-    assert (code, done.out) == (2, "")
-    assert said in done.err
-    assert "error: " in done.err
+    monkeypatch.chdir(tmp_path)
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        code = main(words)
+    except SystemExit as ended:  # by argparse
+        code = ended.code
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, "")
+    assert said in err
+    assert "error: " in err

@@ -24,11 +24,11 @@ from raycloud.events import (
 from raycloud.spec import Job
 from tests import live_data
 from tests.drivers import (
+    Left,
     actors,
     check_words,
     driver,
     joined,
-    left,
     pools,
     saved,
     starts,
@@ -60,15 +60,23 @@ CPUS = 4.0
 pytestmark = pytest.mark.timeout(560)
 
 
+@pytest.fixture(scope="module")
+def left(head: Head) -> Iterator[Left]:
+    """Asks the cluster for what is left there."""
+    one = Left(head)
+    yield one
+    one.close()
+
+
 @pytest.fixture(autouse=True)
-def empty(head: Head) -> Iterator[None]:
+def empty(head: Head, left: Left) -> Iterator[None]:
     """What a test has left, whatever became of it, is nobody's trouble but its own."""
     yield
     ended(dict.fromkeys(pools(head), "a pool"), seconds=0)
-    wait_for("an empty cluster", lambda: left(head) == (0, [], CPUS))
+    wait_for("an empty cluster", lambda: left() == (0, [], CPUS))
 
 
-def test_killed_driver_takes_its_workers_over(head: Head, tmp_path: Path) -> None:
+def test_killed_driver_takes_its_workers_over(head: Head, left: Left, tmp_path: Path) -> None:
     job, run_dir = _job(tmp_path), tmp_path / "run"
     with driver(head, tmp_path / "first", run_dir, job) as one:
         wait_for("steps", lambda: step(one, run_dir) >= 5, seconds=START_S)
@@ -101,7 +109,7 @@ def test_killed_driver_takes_its_workers_over(head: Head, tmp_path: Path) -> Non
     assert (taken["kind"], taken["seconds"], taken["lost_steps"]) == ("taken over", seconds, 0)
     code, audited = ran(tmp_path / "audit", RAYCLOUD, "audit", run_dir)
     assert code == 0, audited.out
-    assert left(head) == (0, [], CPUS)
+    assert left() == (0, [], CPUS)
 
 
 @pytest.mark.full(only="a driver that is killed while it takes over is taken over, too")
@@ -154,7 +162,9 @@ def test_worker_that_was_lost_meanwhile_is_replaced(head: Head, tmp_path: Path) 
 
 
 @pytest.mark.full
-def test_worker_that_came_back_from_silence_outlives_the_driver(head: Head, tmp_path: Path) -> None:
+def test_worker_that_came_back_from_silence_outlives_the_driver(
+    head: Head, left: Left, tmp_path: Path
+) -> None:
     job, run_dir = _job(tmp_path, elastic={"max_workers": 2}), tmp_path / "run"
     with driver(head, tmp_path / "first", run_dir, job) as one:
         wait_for("steps", lambda: step(one, run_dir) >= 5, seconds=START_S)
@@ -178,11 +188,13 @@ def test_worker_that_came_back_from_silence_outlives_the_driver(head: Head, tmp_
     assert lost.member == back.member
     (started,) = [start for start in starts(run_dir) if start.taken_over]
     assert set(started.taken_over) & {0, 1} == {0, 1} - {lost.member}
-    assert left(head) == (0, [], CPUS)
+    assert left() == (0, [], CPUS)
 
 
 @pytest.mark.full(only="the pipeline outlives the driver")
-def test_what_prepares_the_data_outlives_the_driver_too(head: Head, tmp_path: Path) -> None:
+def test_what_prepares_the_data_outlives_the_driver_too(
+    head: Head, left: Left, tmp_path: Path
+) -> None:
     live_data.written(tmp_path / "data")
     job = live_data.asked(
         tmp_path, 2, task=f"{live_data.TASKS}:PacedPoints", steps=STEPS,
@@ -205,11 +217,11 @@ def test_what_prepares_the_data_outlives_the_driver_too(head: Head, tmp_path: Pa
     check_words(run_dir)
     told = [one.what for one in of_kind(Noticed, events(run_dir))]
     assert [what for what in told if "exchange of gradients" not in what] == []  # a busy machine
-    assert left(head) == (0, [], CPUS)
+    assert left() == (0, [], CPUS)
 
 
 @pytest.mark.full(only="workers end where no driver comes back")
-def test_nobody_comes_back_and_the_workers_end(head: Head, tmp_path: Path) -> None:
+def test_nobody_comes_back_and_the_workers_end(head: Head, left: Left, tmp_path: Path) -> None:
     elastic = {"min_workers": 2, "max_workers": 2, "shares": [5, 3], "orphan_s": ORPHAN_S}
     job = _job(tmp_path, elastic=elastic, checkpoint={"every_steps": 10})
     run_dir = tmp_path / "run"
@@ -218,12 +230,12 @@ def test_nobody_comes_back_and_the_workers_end(head: Head, tmp_path: Path) -> No
         one.process.kill()
         one.code()
     killed_s = time.monotonic()
-    assert left(head)[2] == CPUS - 2
+    assert left()[2] == CPUS - 2
     wait_for("their end", lambda: not members_below(head.folder))
     seconds = time.monotonic() - killed_s
     tell("seconds until the workers had ended", seconds)
     assert ORPHAN_S - 5 <= seconds <= ORPHAN_S + 20
-    wait_for("an empty cluster", lambda: left(head) == (0, [], CPUS))
+    wait_for("an empty cluster", lambda: left() == (0, [], CPUS))
     (tmp_path / "gate").touch()
     with driver(head, tmp_path / "second", run_dir) as one:
         assert one.code() == 0, one.err
@@ -232,7 +244,9 @@ def test_nobody_comes_back_and_the_workers_end(head: Head, tmp_path: Path) -> No
 
 
 @pytest.mark.full(only="a second driver is refused while the first lives")
-def test_second_driver_is_refused_while_the_first_lives(head: Head, tmp_path: Path) -> None:
+def test_second_driver_is_refused_while_the_first_lives(
+    head: Head, left: Left, tmp_path: Path
+) -> None:
     job, run_dir = _job(tmp_path, checkpoint={"every_steps": 10}), tmp_path / "run"
     with driver(head, tmp_path / "first", run_dir, job) as one:
         wait_for("a checkpoint", lambda: saved(one, run_dir), seconds=START_S)
@@ -244,12 +258,12 @@ def test_second_driver_is_refused_while_the_first_lives(head: Head, tmp_path: Pa
         one.interrupt()
         assert one.code() == 130, one.err
     assert [e.status for e in of_kind(RunFinished, events(run_dir))] == ["stopped"]
-    assert left(head) == (0, [], CPUS)
+    assert left() == (0, [], CPUS)
 
 
 @pytest.mark.full(only="nothing is left of a run whose driver ended")
 @pytest.mark.parametrize("how", ["at once", "failure"])
-def test_whatever_ends_it_nothing_is_left(head: Head, tmp_path: Path, how: str) -> None:
+def test_whatever_ends_it_nothing_is_left(head: Head, left: Left, tmp_path: Path, how: str) -> None:
     changes: dict[str, Any] = {}
     if how == "failure":
         changes = {"task": "Faulty", "settings": {"fault": "batch", "after": 40}}
@@ -263,7 +277,7 @@ def test_whatever_ends_it_nothing_is_left(head: Head, tmp_path: Path, how: str) 
             wait_for("its word", lambda: "Ctrl-C" in one.err or one.ended())
             one.interrupt()
             assert one.code() == 130, one.err
-    assert left(head) == (0, [], CPUS)
+    assert left() == (0, [], CPUS)
 
 
 def _job(folder: Path, **changes: Any) -> Job:

@@ -31,7 +31,7 @@ from tests.live import (
 from tests.logs import read_summary
 
 MANY = 100_000  # steps: more than any run here gets to
-pytestmark = [pytest.mark.timeout(560), pytest.mark.alone]
+pytestmark = pytest.mark.timeout(560)
 
 
 def test_run_here_stands_speaks_and_stops(ray_tmpdir: Path, tmp_path: Path) -> None:
