@@ -101,7 +101,7 @@ def test_faults_in_rounds(seed: int, tmp_path: Path) -> None:
     sound(scenario, tmp_path, f"seed {seed}, {codec}, period {period}")
 
 
-@pytest.mark.parametrize("seed", variants(*range(30, 60), fast=2))
+@pytest.mark.parametrize("seed", variants(*range(30, 42), fast=2))
 def test_faults_while_fragments_travel(seed: int, tmp_path: Path) -> None:
     codec, stream = ("int4", "none", "topk")[seed % 3], (2, 4)[seed % 2]
     scenario = drawn(seed, count=6, steps=60)
