@@ -67,7 +67,7 @@ test test-all:
 	@.ci/tools
 ifeq ($(ARGS),)
 	@failed=; \
-	$(BIN)/python -m pytest --numprocesses logical --dist worksteal -m 'not ray and not testbed and ($(TIER))' || failed=1; \
+	$(BIN)/python -m pytest --numprocesses logical --dist worksteal --ignore=tests/ray --ignore=tests/testbed -m 'not ray and not testbed and ($(TIER))' || failed=1; \
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/ray tests/testbed -m 'not alone and ($(TIER))' || failed=1; \
 	$(BIN)/python -m pytest tests/ray tests/testbed -m 'alone and ($(TIER))' || failed=1; \
 	test -z "$$failed"
