@@ -65,12 +65,26 @@ class Transformer(nn.Module):
 
 
 class Gpt(Task):
-    """What is trained: everything raycloud needs to know."""
+    """What is trained: everything raycloud needs to know.
 
-    def __init__(self, *, length: int = 128, width: int = 96, depth: int = 2, heads: int = 4,
-                 lr: float = 6e-3, warm_up: int = 40) -> None:  # fmt: skip
+    Args:
+        length: Bytes that a sample predicts.
+        width: Of a byte's vector.
+        depth: Blocks.
+        heads: Of the attention; None: one for each 64 of the width, and at least 4.
+        lr: The highest rate; None: 6e-3, above a width of 96 less in proportion.
+        warm_up: Steps until it is reached.
+    """
+
+    def __init__(self, *, length: int = 128, width: int = 96, depth: int = 2,
+                 heads: int | None = None, lr: float | None = None,
+                 warm_up: int = 40) -> None:  # fmt: skip
+        heads = heads or max(4, width // 64)
+        if width % heads:
+            raise ValueError(f"width is {width}, and no multiple of its {heads} heads")
         self.shape = {"length": length, "width": width, "depth": depth, "heads": heads}
-        self.length, self.lr, self.warm_up = length, lr, warm_up
+        self.length, self.warm_up = length, warm_up
+        self.lr = min(6e-3, 6e-3 * 96 / width) if lr is None else lr
 
     def model(self) -> Transformer:
         return Transformer(**self.shape)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 
 from raycloud import Task, load_job
 from raycloud.on_ray.tasks import resolve
@@ -53,3 +54,21 @@ def measured(task: Task, batch: Any, samples: int) -> dict[str, float]:
     with torch.no_grad():
         metrics = task.metrics(task.model().eval(), batch, samples)
     return {name: metric.value() for name, metric in metrics.items()}
+
+
+def weights_file(folder: Path, *, old: bool = False, **shape: int) -> Path:
+    """Random weights of a small BERT in a file as `transformers` writes it; or as it once did."""
+    bert = module_of(task_of("bert"))
+    sizes = {"words": 300, "length": 64, "width": 32, "inner": 64, "depth": 2, "heads": 2}
+    torch.default_generator.manual_seed(1)
+    model = bert.Bert(**(sizes | shape), dropout=0.1, outputs=7)
+    tensors = {}
+    for name, value in model.state_dict().items():
+        stem, _, kind = bert.name_in_file(name).rpartition(".")
+        if old and "LayerNorm" in stem:
+            kind = {"weight": "gamma", "bias": "beta"}[kind]
+        prefix = "" if stem == "classifier" else "bert."
+        tensors[f"{prefix}{stem}.{kind}"] = value
+    file = folder / "model.safetensors"
+    save_file(tensors, file)
+    return file

@@ -269,6 +269,8 @@ def plain_loop(
     task: NetTask,
     steps: int,
     *,
+    samples: Any = None,
+    order: Order | None = None,
     backwards: bool = False,
     without: Callable[[MicroBatch], bool] = lambda _: False,
     passed_over: Callable[[StepSpan], bool] = lambda _: False,
@@ -276,6 +278,7 @@ def plain_loop(
     """What a single process computes, written without any of raycloud's training code.
 
     Args:
+        samples: Those to train on, in `order`; None: the task's own.
         backwards: Sum the micro-batches' gradients in reverse order: the rounding of float32 alone.
         without: Micro-batches that weigh nothing.
         passed_over: Steps that are not made.
@@ -284,17 +287,20 @@ def plain_loop(
     model = task.model()
     optimizer = task.optimizer(model)
     scheduler = task.scheduler(optimizer, 50)
-    samples = task.data(None).train
-    order = Order(samples=len(samples), seed=job.seed)
+    samples = task.data(None).train if samples is None else samples
+    order = order or Order(samples=len(samples), seed=job.seed)
     cut = Steps(samples=len(samples), global_batch=job.global_batch, micro_batch=job.micro_batch)
     at = Position()
+
+    def batch_of(m: MicroBatch) -> Any:
+        ids = order.ids(m.epoch, m.start, m.stop)
+        read = samples.gather(ids) if hasattr(samples, "gather") else [samples[i] for i in ids]
+        key = stream_seed(job.seed, 1, m.epoch, m.start)
+        return task.batch(read, np.random.Generator(np.random.Philox(key=key)))
+
     for number in range(steps):
         span = cut.span(number, at)
-        batches = [
-            (m, task.batch([samples[i] for i in order.ids(m.epoch, m.start, m.stop)], None))
-            for m in span.micro_batches
-            if not without(m)
-        ]
+        batches = [(m, batch_of(m)) for m in span.micro_batches if not without(m)]
         at = cut.after(span)
         if passed_over(span) or not batches:
             continue
