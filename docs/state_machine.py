@@ -155,6 +155,7 @@ _MEANING: Final[Mapping[str, str]] = {
     "SyncAsked": "All members meet as the next generation, which exchanges by another point.",
     "SyncChanged": "For the log.",
     "SyncMeasured": "For the log.",
+    "CollatorsStarted": "For the log.",
     "Predicted": "For the log.",
     "MemberLeaving": "It leaves between two steps that all agree on, if enough others are left or "
     "have come; until then it computes. Where they are too few, a checkpoint is made at once.",

@@ -84,7 +84,8 @@ class MemberReady:
     `pass_samples` (0: it was not found out), of which each takes `sample_bytes`; the largest that
     was computed had `pass_tried`. Making the batch of a micro-batch took a thread `collate_s`; 0:
     it was not measured. A busy core of its node takes `core_watts`, by its label. Its steps cannot
-    be made in rounds, and why: `no_rounds`. It may use so many `cores`; 0: it has not looked.
+    be made in rounds, and why: `no_rounds`. It may use so many `cores`
+    (0: it has not looked), to fewer than it reserves a `quota` holds it; 0: none does.
     """
 
     member: int
@@ -109,6 +110,7 @@ class MemberReady:
     core_watts: float | None = None
     no_rounds: str = ""
     cores: float = 0.0
+    quota: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -230,6 +232,8 @@ class GenerationFormed:
 
     `keys` are those of the members, by rank; `shares` are of replicas. Empty: see `key_of`. Of that
     step, or of the round that begins with it, they have computed `kept` micro-batches already.
+    Members on several machines that begin have summed messages before that, to learn how fast
+    their links are: `exchanged` are bytes, and the seconds that each took.
     """
 
     generation: int
@@ -238,6 +242,7 @@ class GenerationFormed:
     first_step: int
     keys: tuple[WorkerKey, ...] = ()
     kept: int = 0
+    exchanged: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -276,8 +281,9 @@ class StepsCommitted:
     parts of two sums over some of the steps: of the trace of the covariance of one sample's
     gradient, and of the squared norm of its mean. From commit to commit a step took `typical_s`,
     the median (0: nobody has looked). Meters of its node say that it took `energy_j` joules; 0:
-    there are none that can be read. Its process takes `memory_bytes` (0: nobody knows), and its GPU
-    was busy for the part `gpu_busy` of the last moment (None: it has none, or nobody knows).
+    there are none that can be read. Of a node whose GPU alone has one, it is `gpu_only`. Its
+    process takes `memory_bytes` (0: nobody knows), and its GPU was busy for the part `gpu_busy` of
+    the last moment (None: it has none, or nobody knows).
     """
 
     member: int
@@ -312,6 +318,7 @@ class StepsCommitted:
     energy_j: float = 0.0
     memory_bytes: int = 0
     gpu_busy: float | None = None
+    gpu_only: bool = False
     skips: tuple[Mapping[str, Any], ...] = ()
 
 
@@ -501,6 +508,19 @@ class Predicted:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CollatorsStarted:
+    """So many collators make batches on a node, where no member needs to be.
+
+    It is labelled to cost `price_per_hour`, and a busy core takes `core_watts`; None: it is not.
+    """
+
+    node: str
+    count: int
+    price_per_hour: float | None = None
+    core_watts: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RolledBack:
     """No sound state is left: back to `step`'s checkpoint (0: none); `ledger` is not logged."""
 
@@ -572,6 +592,7 @@ JobEvent = (
     | CapacityChanged
     | DataGrew
     | Noticed
+    | CollatorsStarted
     | Predicted
     | RolledBack
     | Recovered

@@ -46,6 +46,7 @@ class Fellows:
         self._rendezvous = Rendezvous("127.0.0.1")
         self.events: list[Event] = []
         self.members: list[Member] = []
+        self.nodes: tuple[str, ...] = ()  # by number; empty: nobody says where they are
         self._pause = threading.Event()
         _OPEN.append(self)
         for number in range(count + joining):
@@ -134,6 +135,7 @@ class Fellows:
             rank=rank,
             members=told.members,
             shares=told.shares,
+            nodes=tuple(self.nodes[member] for member in told.members) if self.nodes else (),
             following=told.following,
             back=told.back if isinstance(told, Form) else None,
             sync=told.sync,

@@ -180,8 +180,7 @@ def reserved(cpus: int) -> Iterator[None]:
 @contextlib.contextmanager
 def provider(job: Job, *, known: Sequence[Input] = (), node: str | None = None) -> Iterator[Any]:
     """What a member of a run of `job` would have; its pipeline is ended afterwards."""
-    from raycloud.on_ray.cluster import pipeline_name
-    from raycloud.on_ray.ingest import living_pipeline
+    from raycloud.on_ray.ingest import living_pipeline, pipeline_name
     from raycloud.on_ray.provider import RayProvider
     from raycloud.on_ray.tasks import code_of
     from raycloud.worker.context import MemberConfig

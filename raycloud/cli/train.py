@@ -161,6 +161,10 @@ def plan(
             help="A cluster that is not there: a CSV table of its nodes, or what `ray up` takes.",
         ),
     ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="Measure again what an earlier plan did within a day."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The plan as JSON.")] = False,
 ) -> None:
     """Show what a job would do, without training: members, shares, seconds, bytes and cost."""
@@ -170,7 +174,7 @@ def plan(
     from raycloud.on_ray import dry_run
     from raycloud.report.summary_text import plan_text
 
-    made = dry_run.plan(asked, address=address, cluster=cluster)
+    made = dry_run.plan(asked, address=address, cluster=cluster, reuse=not measure)
     typer.echo(made.to_json().rstrip() if as_json else plan_text(made))
 
 

@@ -98,6 +98,7 @@ _FROM_OUTSIDE: _Kinds = (
     events.CapacityChanged,
     events.DataGrew,
     events.Noticed,
+    events.CollatorsStarted,
     events.Predicted,
     events.SyncAsked,
     events.SyncChanged,

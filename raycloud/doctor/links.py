@@ -71,9 +71,11 @@ class Ear:
 
 
 def call(
-    host: str, port: int, key: bytes, clock: Clock, *, measure: bool = False
+    host: str, port: int, key: bytes, clock: Clock, *, lasts_s: float = 0.0
 ) -> tuple[float, float | None]:
-    """Call an `Ear`: seconds of the quickest round trip, and bytes per second if `measure`.
+    """Call an `Ear`: seconds of the quickest round trip, and bytes per second if any are sent.
+
+    They are for `lasts_s`.
 
     Raises:
         OSError: It was not reached, or did not answer as it should.
@@ -88,7 +90,7 @@ def call(
             _exactly(ear, 1)
             trips.append(clock.monotonic_s() - began_s)
         began_s, sent, block = clock.monotonic_s(), 0, bytes(BLOCK_BYTES)
-        while measure and clock.monotonic_s() - began_s < MEASURED_S:
+        while lasts_s > 0.0 and clock.monotonic_s() - began_s < lasts_s:
             ear.sendall(block)
             sent += len(block)
         ear.shutdown(socket.SHUT_WR)
@@ -96,7 +98,27 @@ def call(
         took_s = clock.monotonic_s() - began_s
     if arrived != sent:
         raise ConnectionError(f"{sent} bytes were sent, {arrived} arrived")
-    return min(trips), sent / took_s if measure else None
+    return min(trips), sent / took_s if sent else None
+
+
+class LinkEnds:
+    """One node's ends of links: it listens for callers, and calls."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ears: list[Ear] = []
+
+    def listen(self, host: str) -> tuple[int, bytes]:
+        """Listen for one caller; the port, and the key that it has to know."""
+        ear = Ear(host)
+        self._ears.append(ear)  # kept until this is forgotten
+        return ear.port, ear.key
+
+    def call(
+        self, host: str, port: int, key: bytes, lasts_s: float = 0.0
+    ) -> tuple[float, float | None]:
+        """Call another node; see `call`."""
+        return call(host, port, key, self._clock, lasts_s=lasts_s)
 
 
 def greet(host: str, port: int, *, tls: bool = False) -> None:

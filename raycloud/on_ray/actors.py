@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import ray
 
 from raycloud.clock import SystemClock
+from raycloud.doctor.links import LinkEnds
 from raycloud.errors import RaycloudError
 from raycloud.events import MemberLeaving, Noticed
 from raycloud.net.heartbeat import HeartbeatPeer
@@ -75,7 +76,7 @@ class MemberActor:
         self._begun = threading.Event()
         self._failed: Exception | None = None
         self._turn, self._term, self._number = threading.Lock(), term, -1
-        self._probed = HeartbeatPeer(self._clock)
+        self._probed, self._ends = HeartbeatPeer(self._clock), LinkEnds(self._clock)
         key = f"{context.get_job_id()}/{self._node}"
         self._watch = watch_here(-1, key, self._clock, environment.cloud)
         on_sigterm(self._watch.add)
@@ -202,6 +203,14 @@ class MemberActor:
         """See `Member.form`."""
         if term == self._term and self._member is not None:
             self._member.form(meeting)
+
+    def listen(self, host: str) -> tuple[int, bytes]:
+        """See `LinkEnds.listen`."""
+        return self._ends.listen(host)
+
+    def call(self, host: str, port: int, key: bytes, lasts_s: float) -> tuple[float, float | None]:
+        """See `LinkEnds.call`."""
+        return self._ends.call(host, port, key, lasts_s)
 
     def serve(self, layouts: Sequence[ServerNames], term: int = 0) -> None:
         """See `RayProvider.serve`."""

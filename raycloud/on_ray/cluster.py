@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -26,6 +25,7 @@ from raycloud.events import (
     CapacityChanged,
     DataPrepared,
     Event,
+    GenerationFormed,
     MemberLeaving,
     MemberReady,
     MemberSpawned,
@@ -38,12 +38,13 @@ from raycloud.events import (
 from raycloud.net.rendezvous_store import Rendezvous
 from raycloud.on_ray.attach import draining, free, inventory, node_id_here
 from raycloud.on_ray.fleet import ASKED_PLACE_S, PLACE_S, Fleet
-from raycloud.on_ray.ingest import PipelineConfig, living_pipeline
+from raycloud.on_ray.ingest import PipelineConfig, living_pipeline, pipeline_name
+from raycloud.on_ray.roles import started_collators
 from raycloud.on_ray.session import RunHandle, passed_over
 from raycloud.order.layout import lanes_of
 from raycloud.planner.cost import LOOPBACK_BYTES_PER_S, Profile
 from raycloud.planner.inventory import Inventory, capacity, place
-from raycloud.planner.plan import Plan, make
+from raycloud.planner.plan import Plan, linked, make
 from raycloud.planner.seen import SeenSteps
 from raycloud.recovery.rendezvous import Meeting
 from raycloud.spec.rundir import take_range, take_servers
@@ -53,13 +54,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from raycloud.checkpoint import Manifest
-    from raycloud.control.heartbeats import Heard
     from raycloud.on_ray.failover import Failover
     from raycloud.on_ray.pool import ActorPool
     from raycloud.on_ray.servers import Servers
     from raycloud.on_ray.session import Session
     from raycloud.spec import Job
-    from raycloud.worker.outbox import LogLines, OutboxEntry
+    from raycloud.worker.outbox import OutboxEntry
 
 LOOK_S = 1.0  # between two looks at the machines
 REFRESH_S = 10.0  # between two looks for files that were added
@@ -100,6 +100,7 @@ class RayCluster:
         self._fleet = Fleet(session.job.resources.worker, session.clock, pool, place_s=place_s)
         self.release, self.leave_out = self._fleet.release, self._fleet.leave_out
         self.readmit, self.holds = self._fleet.readmit, self._fleet.holds
+        self.poll, self.lines = self._fleet.heard, self._fleet.lines
         self._closed, self._most = False, session.job.most_workers
         self._ready: dict[int, MemberReady] = {}
         self._seen = SeenSteps()
@@ -107,6 +108,7 @@ class RayCluster:
         self._untold: list[Event] = []
         self._sync: SyncPoint | None = None  # in force or to come, as far as anybody has said
         self._at = -1, 0  # the newest generation, and the step before which it stands
+        self._link: tuple[float, float] | None = None  # rate and round trip, as members measured it
         self.plan: Plan | None = None
 
     def secure(self, members: Sequence[int], least: int, wanted: int) -> int | None:
@@ -159,9 +161,7 @@ class RayCluster:
         job, roles = self._session.job, self._session.roles
         on = ("",) * job.data.collator_count if roles is None else roles.collators
         started = self._fleet.spawn([replace(told, member=m) for m in command.members], on)
-        if started < len(on):
-            detail = {"asked": len(on), "started": started}
-            self._untold.append(Noticed(what="collators found no free CPU", detail=detail))
+        self._untold += started_collators(self._watch.inventory, on, started)
         spawned = (MemberSpawned(member=member, role=told.role) for member in command.members)
         self._untold.extend(spawned)
 
@@ -207,16 +207,14 @@ class RayCluster:
         self._write_plan(formed.members, formed.shares)
 
     def _keep_shares(self, generation: int, shares: tuple[int, ...]) -> None:
-        self._shares[generation] = shares
-        for old in sorted(self._shares)[:-_KEPT_SHARES]:
-            del self._shares[old]
+        newest = sorted({**self._shares, generation: shares}.items())[-_KEPT_SHARES:]
+        self._shares = dict(newest)
 
     def _write_plan(
         self, members: Sequence[int], shares: tuple[int, ...], profile: Profile | None = None
     ) -> Plan:
         """Keep what is predicted of this generation, to be held against what is measured."""
-        job = self._session.job if self._sync is None else self._session.job.at(self._sync)
-        readies = [self._ready[member] for member in members]
+        job, readies = self._job, [self._ready[member] for member in members]
         elastic = job.elastic.model_copy(update={"shares": shares})
         self.plan = plan = make(
             job.model_copy(update={"elastic": elastic}),
@@ -231,12 +229,16 @@ class RayCluster:
         self._untold.append(plan.said(generation, step, left, seen=profile is not None))
         return plan
 
+    @property
+    def _job(self) -> Job:
+        return self._session.job if self._sync is None else self._session.job.at(self._sync)
+
     def _tried(self, members: Sequence[int]) -> Profile:
         """What these have measured of themselves; it is known how fast one machine's memory is."""
         readies = [self._ready[member] for member in members]
         alone = len({ready.node for ready in readies}) == 1
-        found = Profile.of(readies)
-        return replace(found, link_bytes_per_s=LOOPBACK_BYTES_PER_S) if alone else found
+        rate, trip_s = (LOOPBACK_BYTES_PER_S, 0.0) if alone else self._link or (None, 0.0)
+        return replace(Profile.of(readies), link_bytes_per_s=rate, round_trip_s=trip_s)
 
     def hear(self, timeout_s: float) -> list[Event | OutboxEntry]:
         """See `Cluster.hear`.
@@ -294,6 +296,15 @@ class RayCluster:
             self._watch.leaves(event)
         elif isinstance(event, StepsCommitted):
             self._look_at(event)
+        elif isinstance(event, GenerationFormed) and event.generation == self._at[0]:
+            self._learn_links(event)
+
+    def _learn_links(self, formed: GenerationFormed) -> None:
+        """Predict anew where members have measured their links, before any of them has computed."""
+        if formed.exchanged:
+            on = [self._ready[member].node for member in formed.members]
+            self._link = linked(self._job, self._watch.inventory, on, formed.exchanged)
+            self._write_plan(formed.members, formed.shares)
 
     def _look_at(self, report: StepsCommitted) -> None:
         """Predict anew by what a generation has shown, and again where that turns out wrong."""
@@ -310,14 +321,6 @@ class RayCluster:
     def _placed(self) -> dict[int, str]:
         """The nodes of the members that are there."""
         return {m: ready.node for m, ready in self._ready.items() if self._fleet.holds(m)}
-
-    def poll(self) -> Heard:
-        """See `Cluster.poll`."""
-        return self._fleet.heard()
-
-    def lines(self) -> list[LogLines]:
-        """What members' own logs have said since the last call; it came with their events."""
-        return self._fleet.lines()
 
     def close(self) -> None:
         """End all members, and the pipeline; once."""
@@ -535,13 +538,8 @@ def shared_name(session: Session, prefix: str) -> str:
 
 def settings_digest(job: Job) -> str:
     """A short name for a job's settings."""
-    told = json.dumps(job.settings, sort_keys=True, default=repr)
-    return hashlib.sha256(told.encode()).hexdigest()[:8]
-
-
-def pipeline_name() -> str:
-    """A name that no other run's pipeline has."""
-    return f"raycloud-data-{secrets.token_hex(8)}"
+    told = json.dumps(job.settings, sort_keys=True, default=repr).encode()
+    return hashlib.sha256(told).hexdigest()[:8]
 
 
 def read_known(file: Path) -> tuple[Input, ...]:

@@ -36,6 +36,7 @@ from raycloud.spec.secrets import place_of
 if TYPE_CHECKING:
     from raycloud.events import Observed
     from raycloud.on_ray.session import Run, StopSwitch
+    from raycloud.on_ray.survey import MeasuresFile
     from raycloud.packing.code import TaskCode
     from raycloud.planner.cost import Profile
     from raycloud.planner.inventory import Inventory
@@ -44,14 +45,22 @@ if TYPE_CHECKING:
 STEPS = 2
 
 
-def plan(job: Job, *, address: str | None = None, cluster: str | Path | None = None) -> Plan:
-    """What `train` would do, found out by measuring the machines; nothing is trained or kept.
+def plan(
+    job: Job,
+    *,
+    address: str | None = None,
+    cluster: str | Path | None = None,
+    reuse: bool = False,
+) -> Plan:
+    """What `train` would do, found out by measuring the machines; nothing is trained.
 
     Args:
         job: What is asked.
         address: A Ray cluster, as `train` takes it.
         cluster: A file that describes the cluster that is meant: a CSV table of nodes, or what `ray
             up` takes; see `planner.described`. One worker is measured, at `address` or here.
+        reuse: Take what was measured within a day, of the same task and job on the same nodes, and
+            keep what is measured now, in the user's cache.
 
     Raises:
         JobError: What was asked cannot be done.
@@ -62,14 +71,16 @@ def plan(job: Job, *, address: str | None = None, cluster: str | Path | None = N
     address = address or Environment.from_process().ray_address
     with imported(job) as ready, attached(job, address):
         _, code = ready()
-        from raycloud.on_ray.survey import survey
+        from raycloud.on_ray.survey import MeasuresFile, survey
 
         nodes = free()  # others may run there
+        folder = Environment.from_process().cache / "measures"
+        kept = MeasuresFile(folder, job, code) if reuse else None
         if meant is not None:
             there = meant.inventory
             placed = place(there, workers(job, there), job.resources.worker)
             here = place(nodes, 1, job.resources.worker)
-            found = survey(job, code, nodes, here)
+            found = survey(job, code, nodes, here, kept)
             one = found.profile(here)
             if job.data.collators == "auto":
                 [first] = found.readies[here[0]]
@@ -79,26 +90,27 @@ def plan(job: Job, *, address: str | None = None, cluster: str | Path | None = N
             else:
                 profile = meant.profile(one, placed)
                 made = make(job, there, profile, placed=dict(enumerate(placed)), compare=True)
-            return replace(made, cluster=str(cluster))
+            return replace(made, cluster=str(cluster), kept_s=found.kept_s)
         if job.data.collators == "auto":
-            return _with_roles(job, code, nodes)
+            return _with_roles(job, code, nodes, kept)
         placed = place(nodes, workers(job, nodes), job.resources.worker)
-        found = survey(job, code, nodes, placed)
-        return make(
+        found = survey(job, code, nodes, placed, kept)
+        made = make(
             job,
             nodes,
             found.profile(placed),
             placed=dict(enumerate(placed)),
             compare=True,
         )
+        return replace(made, kept_s=found.kept_s)
 
 
-def _with_roles(job: Job, code: TaskCode, nodes: Inventory) -> Plan:
+def _with_roles(job: Job, code: TaskCode, nodes: Inventory, kept: MeasuresFile | None) -> Plan:
     """The plan of a job whose nodes get their roles by what is measured."""
     from raycloud.on_ray.roles import measure, profile_of
 
-    found, machines = measure(job, code, nodes)
-    return _in_roles(job, nodes, profile_of(found), machines)
+    found, machines = measure(job, code, nodes, kept)
+    return replace(_in_roles(job, nodes, profile_of(found), machines), kept_s=found.kept_s)
 
 
 def _in_roles(job: Job, nodes: Inventory, profile: Profile, machines: Sequence[Machine]) -> Plan:

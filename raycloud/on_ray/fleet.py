@@ -335,6 +335,10 @@ class Fleet:
         process.ask(self._term, self._probes.place, written=written)
         process.due_s = self._clock.monotonic_s() + POLL_S
 
+    def actor(self, member: int) -> Any:
+        """The handle of a member's process."""
+        return self._processes[member].actor
+
     def holds(self, member: int) -> bool:
         """Whether there is a process of this member that is listened to."""
         return member in self._processes

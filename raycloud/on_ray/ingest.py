@@ -7,6 +7,7 @@ member to need it; any member makes it again where it has died.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -38,6 +39,11 @@ if TYPE_CHECKING:
     from raycloud.task import Splits, Task
 
 _THREADS = 64  # members wait in one while others ask
+
+
+def pipeline_name() -> str:
+    """A name that no other run's pipeline has."""
+    return f"raycloud-data-{secrets.token_hex(8)}"
 
 
 Told = tuple[tuple[str, Mapping[str, Any]], ...]  # what should be known: texts and their details

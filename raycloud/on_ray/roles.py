@@ -12,20 +12,21 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycloud.errors import MachineError, PlacementError, RaycloudError
-from raycloud.events import Noticed
+from raycloud.events import CollatorsStarted, Noticed
 from raycloud.on_ray.actors import CollatorActor
 from raycloud.on_ray.attach import free, hash_seeded
 from raycloud.on_ray.survey import MOST, all_got, chosen, survey, tried_config
+from raycloud.planner.inventory import core_watts, price_per_hour
 from raycloud.planner.plan import choose_roles
 from raycloud.planner.roles import Machine
 from raycloud.planner.speed import Speed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from raycloud.events import Event
     from raycloud.on_ray.session import Session
-    from raycloud.on_ray.survey import Survey
+    from raycloud.on_ray.survey import MeasuresFile, Survey
     from raycloud.packing.code import TaskCode
     from raycloud.planner.cost import Profile
     from raycloud.planner.inventory import Inventory, Node
@@ -81,13 +82,41 @@ def in_roles(session: Session, roles: Roles) -> Session:
     )
 
 
+def started_collators(
+    there: Inventory, on: Sequence[str], started: int
+) -> Iterator[CollatorsStarted | Noticed]:
+    """What the log is told of collators: of each node that they are on, and where some are missing.
+
+    Args:
+        there: The machines.
+        on: The id of the node that each was to be on; empty: any, and nobody is told which.
+        started: How many there are: taken to be the first ones.
+    """
+    if started < len(on):
+        detail = {"asked": len(on), "started": started}
+        yield Noticed(what="collators found no free CPU", detail=detail)
+    known = {node.name: node for node in there.nodes}
+    for name, count in Counter(on[:started]).items():
+        if (node := known.get(name)) is not None:
+            yield CollatorsStarted(
+                node=name,
+                count=count,
+                price_per_hour=price_per_hour(node.labels),
+                core_watts=core_watts(node.labels, node.cpus),
+            )
+
+
 def profile_of(found: Survey) -> Profile:
-    """Of the task, for what of a step is not computing."""
-    return found.profile([*found.readies])
+    """Of the task, for what of a step is not computing; of no worker alone."""
+    return replace(found.profile([*found.readies]), cores=())
 
 
-def measure(job: Job, code: TaskCode, nodes: Inventory) -> tuple[Survey, tuple[Machine, ...]]:
+def measure(
+    job: Job, code: TaskCode, nodes: Inventory, kept: MeasuresFile | None = None
+) -> tuple[Survey, tuple[Machine, ...]]:
     """Measure both kinds of work on each type of nodes, where it is possible.
+
+    What workers have measured before may be `kept`.
 
     Raises:
         MachineError: A worker was lost, or found no place on its node.
@@ -99,7 +128,7 @@ def measure(job: Job, code: TaskCode, nodes: Inventory) -> tuple[Survey, tuple[M
         raise PlacementError(
             "no worker fits on any node", hint="lower resources.worker or free the cluster"
         )
-    found = survey(job, code, nodes, placed)
+    found = survey(job, code, nodes, placed, kept)
     workers = Counter(placed)
     others = [node for node in nodes.nodes if not workers[node.name] and node.cpus >= 1]
     collate_s = _collators_alone(job, code, others)

@@ -12,25 +12,34 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import platform
 import sys
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import metadata
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
+from raycloud import __version__
+from raycloud.bounded import expanded, read_whole
 from raycloud.clock import Clock, SystemClock
+from raycloud.data.block import publish
 from raycloud.doctor.facts import ClusterFacts, Gpus, Link
 from raycloud.doctor.facts import Node as NodeFacts
 from raycloud.doctor.gather import gpu_devices, node_here
-from raycloud.doctor.links import LIMIT_S, Ear, ahead, call
+from raycloud.doctor.links import LIMIT_S, MEASURED_S, LinkEnds, ahead
 from raycloud.errors import MachineError, MemberLostError
 from raycloud.events import MemberFailed, MemberLost, MemberReady
-from raycloud.on_ray.attach import NODE_LABEL, node_id_here, reach
+from raycloud.on_ray.attach import NODE_LABEL, free, node_id_here, reach
 from raycloud.planner.cost import LOOPBACK_BYTES_PER_S, Profile
+from raycloud.planner.surveyed import LinkMeasure, Measures, NodeMeasures, digest, name_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from raycloud.doctor.facts import Machine, Settings
     from raycloud.packing.code import TaskCode
     from raycloud.planner.inventory import Inventory, Node
@@ -39,6 +48,8 @@ if TYPE_CHECKING:
 
 MOST = 16  # workers that are measured, or as many as there are types of nodes
 _EACH = 4  # of them on one node
+_GIVEN_BACK_S, _LOOK_S = 2.0, 0.05  # to wait for what Ray gives back at most, between two looks
+_RING_S = 0.5  # that nodes send for, all at the same time
 
 PATIENCE_S = 60.0
 _REFUSALS = ("Unauthenticated", "InvalidAuthToken", "AuthenticationError", "authentication token")
@@ -121,18 +132,23 @@ def _probe_on(node: str) -> Any:
     return actor.options(max_concurrency=2, num_cpus=0, scheduling_strategy=there).remote()
 
 
-def ring_links(nodes: Sequence[Node]) -> list[Link]:
+def ring_links(nodes: Sequence[Node], there: Mapping[str, Any]) -> list[Link]:
     """The links from each of some nodes to the next, the last to the first, all at the same time.
 
     So do the members of a ring send. What could not be measured has no rate.
+
+    Args:
+        nodes: In their order in the ring.
+        there: Actors on nodes, by name, that can call and listen; on others some are started.
     """
     import ray
 
-    actors = [_probe_on(node.name) for node in nodes]
+    probes = {node.name: _probe_on(node.name) for node in nodes if node.name not in there}
+    actors = [{**there, **probes}[node.name] for node in nodes]
     ears = all_got([a.listen.remote(n.address) for a, n in zip(actors, nodes, strict=True)])
     pairs = list(zip(range(len(nodes)), [*range(1, len(nodes)), 0], strict=True))
     calls = [
-        actors[a].call.remote(nodes[b].address, *ears[b], measure=True)
+        actors[a].call.remote(nodes[b].address, *ears[b], _RING_S)
         for a, b in pairs
         if not isinstance(ears[b], Exception)
     ]
@@ -146,7 +162,7 @@ def ring_links(nodes: Sequence[Node]) -> list[Link]:
             if isinstance(met, Exception)
             else replace(link, round_trip_s=met[0], bytes_per_s=met[1])
         )
-    for actor in actors:
+    for actor in probes.values():
         ray.kill(actor)
     return found
 
@@ -174,7 +190,7 @@ class ProbeActor:
     """Stands on a node and answers: thin, what it says comes from `raycloud.doctor`."""
 
     def __init__(self) -> None:
-        self._ears: list[Ear] = []
+        self._ends = LinkEnds(SystemClock())
 
     def said(self, name: str, gpus: float) -> tuple[Machine, Settings | None]:
         """What the node says of itself; an actor is a child of its node's raylet."""
@@ -185,14 +201,12 @@ class ProbeActor:
         return SystemClock().unix_s()
 
     def listen(self, host: str) -> tuple[int, bytes]:
-        """Listen for one caller; the port, and the key that it has to know."""
-        ear = Ear(host)
-        self._ears.append(ear)  # kept until the actor ends
-        return ear.port, ear.key
+        """See `LinkEnds.listen`."""
+        return self._ends.listen(host)
 
-    def call(self, host: str, port: int, key: bytes, *, measure: bool) -> tuple[float, Any]:
-        """Call another node."""
-        return call(host, port, key, SystemClock(), measure=measure)
+    def call(self, host: str, port: int, key: bytes, lasts_s: float) -> tuple[float, Any]:
+        """See `LinkEnds.call`."""
+        return self._ends.call(host, port, key, lasts_s)
 
 
 def _linked(probes: Sequence[_Probe], *, measure: bool) -> Iterator[Link]:
@@ -205,7 +219,7 @@ def _linked(probes: Sequence[_Probe], *, measure: bool) -> Iterator[Link]:
         if isinstance(heard, Exception):
             yield replace(link, failure=f"cannot listen there: {_told(heard)}")
             continue
-        met = _got(source.actor.call.remote(target.address, *heard, measure=measure))
+        met = _got(source.actor.call.remote(target.address, *heard, MEASURED_S * measure))
         if isinstance(met, Exception):
             yield replace(link, failure=_told(met))
         else:
@@ -337,12 +351,14 @@ class Survey:
         link_bytes_per_s: Of the slowest link from a measured node to the next; None: there is one
             node only, or no link could be measured.
         round_trip_s: Of the farthest two of them.
+        kept_s: The age of the oldest measure that was kept and counts; None: all are new.
     """
 
     readies: Mapping[str, Sequence[MemberReady]]
     stands_for: Mapping[str, str]
     link_bytes_per_s: float | None
     round_trip_s: float
+    kept_s: float | None = None
 
     def profile(self, placed: Sequence[str]) -> Profile:
         """Of the task, with the speeds of workers on these nodes."""
@@ -360,8 +376,17 @@ class Survey:
         )
 
 
-def survey(job: Job, code: TaskCode, nodes: Inventory, placed: Sequence[str]) -> Survey:
+def survey(
+    job: Job,
+    code: TaskCode,
+    nodes: Inventory,
+    placed: Sequence[str],
+    kept: MeasuresFile | None = None,
+) -> Survey:
     """Measure the nodes on which workers are `placed`, and the links between them.
+
+    What is in the file `kept`, and still counts, is not measured again, and what is measured is
+    kept there.
 
     Raises:
         MachineError: A worker was lost, or found no place on its node.
@@ -372,14 +397,62 @@ def survey(job: Job, code: TaskCode, nodes: Inventory, placed: Sequence[str]) ->
     stands_for = chosen([known[name] for name in counts], MOST)
     measured = list(dict.fromkeys(stands_for.values()))
     each = max(1, min(_EACH, MOST // len(measured)))
-    on = [name for name in measured for _ in range(min(each, counts[name]))]
-    readies: dict[str, list[MemberReady]] = {}
-    for name, ready in zip(on, _measured(job, code, on), strict=True):
-        readies.setdefault(name, []).append(ready)
-    links = ring_links([known[name] for name in measured]) if len(measured) > 1 else []
-    rates = [link.bytes_per_s for link in links if link.bytes_per_s]
-    trips = [link.round_trip_s for link in links if link.round_trip_s]
-    return Survey(readies, stands_for, min(rates, default=None), max(trips, default=0.0))
+    many = {name: min(each, counts[name]) for name in measured}
+    before = Measures() if kept is None else kept.read()
+    found: dict[str, NodeMeasures] = {}
+    for name in measured:
+        one = before.of(digest(*_type_of(known[name])), known[name].address, many[name])
+        if one is not None:
+            found[name] = one
+    ring = [known[name] for name in measured] if len(measured) > 1 else []
+    link = before.link([node.address for node in ring]) if ring else None
+    missing = [known[name] for name in measured if name not in found]
+    if missing or (ring and link is None):
+        new, seen = _measured(job, code, missing, many, ring if link is None else [])
+        link, found = seen or link, {**found, **{one.name: new[one.name] for one in missing}}
+        if kept is not None:
+            kept.write(before.learn([*new.values()], seen))
+    made_s = [one.unix_s for one in found.values()] + ([] if link is None else [link.unix_s])
+    age_s = SystemClock().unix_s() - min(made_s)
+    return Survey(
+        {name: _here(found[name].readies, name) for name in measured},
+        stands_for,
+        None if link is None else link.bytes_per_s,
+        0.0 if link is None else link.round_trip_s,
+        kept_s=age_s if len(missing) < len(measured) or (link and link in before.links) else None,
+    )
+
+
+def _here(readies: Sequence[MemberReady], name: str) -> list[MemberReady]:
+    """The same words, said on the node of this name."""
+    return [replace(one, node=name) for one in readies]
+
+
+class MeasuresFile:
+    """Where the measures of a task and job are kept, on the machine of the command.
+
+    What cannot be read is not there, and what cannot be written is measured again.
+    """
+
+    def __init__(self, folder: Path, job: Job, code: TaskCode) -> None:
+        """Name the file; `folder` need not be there."""
+        versions = (__version__, platform.python_version(), metadata.version("torch"))
+        self._path = folder / f"{name_of(code.named_in(job), code.digest, versions)}.json"
+
+    def read(self) -> Measures:
+        """What still counts."""
+        try:
+            text = read_whole(expanded(self._path)).decode()
+            return Measures.from_json(text).fresh(SystemClock().unix_s())
+        except (OSError, ValueError):
+            return Measures()
+
+    def write(self, measures: Measures) -> None:
+        """Keep them in place of what was there."""
+        path = expanded(self._path)
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            publish(path, measures.to_json().encode())
 
 
 def chosen(nodes: Sequence[Node], most: int) -> dict[str, str]:
@@ -412,7 +485,7 @@ def _type_of(node: Node) -> tuple[Any, ...]:
 
 def tried_config(job: Job, code: TaskCode, folder: str) -> MemberConfig:
     """Of a process that only measures the task, and keeps nothing but in `folder`."""
-    from raycloud.on_ray.cluster import pipeline_name
+    from raycloud.on_ray.ingest import pipeline_name
     from raycloud.worker.context import MemberConfig
 
     return MemberConfig(
@@ -427,19 +500,27 @@ def tried_config(job: Job, code: TaskCode, folder: str) -> MemberConfig:
     )
 
 
-def _measured(job: Job, code: TaskCode, on: Sequence[str]) -> list[MemberReady]:
-    """What a worker on each of these nodes measures of itself, all at the same time."""
+def _measured(
+    job: Job, code: TaskCode, nodes: Sequence[Node], many: Mapping[str, int], ring: Sequence[Node]
+) -> tuple[dict[str, NodeMeasures], LinkMeasure | None]:
+    """What so many workers on each of these nodes measure of themselves, all at the same time.
+
+    Then the first of each node measure the links of the ring; None: it has none.
+    """
     from raycloud.on_ray.fleet import Fleet
     from raycloud.on_ray.session import error_of
     from raycloud.worker.outbox import OutboxEntry
 
-    fleet = Fleet(job.resources.worker, SystemClock())
+    on = [node.name for node in nodes for _ in range(many[node.name])]
+    clock = SystemClock()
+    fleet = Fleet(job.resources.worker, clock)
     found: dict[int, MemberReady] = {}
     with tempfile.TemporaryDirectory() as nothing, contextlib.closing(fleet):
-        first = replace(tried_config(job, code, nothing), plans=True)
         members = range(len(on))
-        fleet.secure(members, len(on), on=on, strictly=True)
-        fleet.spawn([replace(first, member=member) for member in members])
+        if on:
+            first = replace(tried_config(job, code, nothing), plans=True)
+            fleet.secure(members, len(on), on=on, strictly=True)
+            fleet.spawn([replace(first, member=member) for member in members])
         while len(found) < len(on):
             for event in fleet.poll(1.0, {}):
                 match event:
@@ -451,4 +532,42 @@ def _measured(job: Job, code: TaskCode, on: Sequence[str]) -> list[MemberReady]:
                         raise MemberLostError(f"a worker was lost: {event.reason}")
                     case _:
                         pass
-    return [found[member] for member in members]
+        there = {name: fleet.actor(member) for member, name in enumerate(on)}
+        links = ring_links(ring, there) if ring else []
+    _wait_given_back(nodes, clock)
+    now_s = clock.unix_s()
+    said: dict[str, list[MemberReady]] = {}
+    for member, name in enumerate(on):
+        said.setdefault(name, []).append(found[member])
+    return {
+        node.name: NodeMeasures(
+            kind=digest(*_type_of(node)),
+            address=node.address,
+            unix_s=now_s,
+            readies=tuple(said[node.name]),
+        )
+        for node in nodes
+    }, _slowest(ring, links, now_s)
+
+
+def _wait_given_back(nodes: Sequence[Node], clock: Clock) -> None:
+    """Wait until Ray says that what these had free is free again, or somebody else may have it."""
+    pause, over_s = threading.Event(), clock.monotonic_s() + _GIVEN_BACK_S
+    while clock.monotonic_s() < over_s:
+        left = {node.name: node.cpus for node in free().nodes}
+        if all(left.get(node.name, 0.0) >= node.cpus for node in nodes):
+            return
+        pause.wait(_LOOK_S)
+
+
+def _slowest(ring: Sequence[Node], links: Sequence[Link], now_s: float) -> LinkMeasure | None:
+    rates = [link.bytes_per_s for link in links if link.bytes_per_s]
+    trips = [link.round_trip_s for link in links if link.round_trip_s]
+    if not links:
+        return None
+    return LinkMeasure(
+        addresses=tuple(node.address for node in ring),
+        unix_s=now_s,
+        bytes_per_s=min(rates, default=None),
+        round_trip_s=max(trips, default=0.0),
+    )

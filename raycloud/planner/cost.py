@@ -20,8 +20,8 @@ C_rate.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from raycloud.planner.shares import step_seconds
@@ -83,6 +83,7 @@ class Profile:
         waited_s: What a step of this job has been seen to wait for its exchange, of who waits
             least: that counts then for the way in which its updates travel.
         largest: What memory holds; None where it was not found out.
+        core_watts: Of a busy core of nodes by name, where a member there has told.
         cores: Of each member, that compute and carry its messages, too; none: it is not known, or
             other ones carry them. Looked at where no step was seen.
     """
@@ -98,6 +99,7 @@ class Profile:
     waited_s: float | None = None
     largest: LargestPass | None = None
     cores: tuple[float, ...] = ()
+    core_watts: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, readies: Sequence[MemberReady]) -> Profile:
@@ -116,6 +118,10 @@ class Profile:
             )
             if smallest.pass_samples
             else None,
+            cores=tuple(r.quota or math.inf for r in readies)
+            if any(r.quota for r in readies)
+            else (),
+            core_watts={r.node: r.core_watts for r in readies if r.core_watts is not None},
         )
 
     def __post_init__(self) -> None:
@@ -243,6 +249,43 @@ def exchange_seconds(
         if 1 < len(zones) < members:
             _, slowest = tree_bytes(gradient_bytes, codes, zones)
     return slowest / bytes_per_s + hops * round_trip_s / 2
+
+
+def link_of(
+    sync: SyncPoint,
+    zones: Sequence[int],
+    exchanged: Sequence[tuple[int, float]],
+    counts: Counts = ((), ()),
+) -> tuple[float, float] | None:
+    """Rate in bytes per second and round trip of links over which messages were summed.
+
+    `exchanged` are their bytes and seconds, the smallest first. They are the inverse of
+    `exchange_seconds`: that line through the smallest and the largest, which gives the seconds of
+    the largest. None: they show no rate.
+
+    >>> point = SyncPoint(topology="direct")
+    >>> seconds = [exchange_seconds(point, n, [4], bytes_per_s=2e6, round_trip_s=0.08)
+    ...            for n in (16_000, 256_000)]
+    >>> rate, round_trip_s = link_of(point, [4], list(zip((16_000, 256_000), seconds)))
+    >>> f"{rate:.6g} {round_trip_s:.6g}"
+    '2e+06 0.08'
+    """
+    plain = replace(sync, codec="none", ratio=None)
+    sent = [
+        exchange_seconds(plain, size, zones, bytes_per_s=1.0, counts=counts)
+        for size, _ in exchanged
+    ]
+    if not sent or not sent[-1] > 0.0 or not exchanged[-1][1] > 0.0:
+        return None
+    hops = exchange_seconds(plain, 0, zones, bytes_per_s=1.0, round_trip_s=2.0, counts=counts)
+    bytes_more, seconds_more = sent[-1] - sent[0], exchanged[-1][1] - exchanged[0][1]
+    if bytes_more > 0.0 and seconds_more > 0.0:
+        rate = bytes_more / seconds_more
+        rate = max(rate, sent[-1] / exchanged[-1][1])  # what is left over is no time below 0
+    else:
+        rate = sent[-1] / exchanged[-1][1]
+    left_s = max(0.0, exchanged[-1][1] - sent[-1] / rate)
+    return rate, 2.0 * left_s / hops
 
 
 def sent_bytes(sync: SyncPoint, gradient_bytes: int, zones: Sequence[int]) -> int:

@@ -19,6 +19,7 @@ from raycloud.planner.cost import (
     LargestPass,
     Prediction,
     Profile,
+    link_of,
     sent_bytes,
     transport_seconds,
 )
@@ -65,13 +66,16 @@ class Plan:
         gradient_bytes: Bytes of one dense exchange.
         state_bytes: Bytes of a checkpoint.
         steps: Of the whole job; 0: a plan that was written before this was told.
-        price_per_hour: Of all nodes that members are on; None: not all of them are labelled.
-        watts: That members take of their nodes, while they compute as predicted; likewise.
+        price_per_hour: Of all nodes that members or collators are on; None: not all of them are
+            labelled.
+        watts: That they take of their nodes, while they compute as predicted; likewise.
         cluster: The file that describes the nodes, whose speeds are no measures; None: none does.
         alternatives: What a step would cost by other ways, where that was asked.
         largest: The largest pass that memory holds; None where it was not found out.
         servers: The nodes of those that sum in lockstep; none where members do.
         roles: Which nodes train and which make batches; None where that was not looked at.
+        kept_s: Seconds since the oldest measure was made that was kept from a plan before this one;
+            None: all were made for it.
     """
 
     job: str
@@ -92,6 +96,7 @@ class Plan:
     largest: LargestPass | None = None
     servers: tuple[str, ...] = ()
     roles: Roles | None = None
+    kept_s: float | None = None
 
     @property
     def job_s(self) -> float:
@@ -143,7 +148,7 @@ class Plan:
     def to_json(self) -> str:
         """The text of `plan.json`; `from_json` is the inverse."""
         told = {"format": FORMAT, **asdict(self)}
-        for name in ("largest", "roles", "watts", "cluster"):
+        for name in ("largest", "roles", "watts", "cluster", "kept_s"):
             if told[name] is None:
                 del told[name]
         return json.dumps(told, indent=2, allow_nan=False) + "\n"
@@ -353,6 +358,8 @@ def make(
     if placed is None:
         nodes = place(inventory, workers(job, inventory), job.resources.worker)
         placed = dict(enumerate(nodes))
+    if len(profile.speeds) == 1:
+        profile = replace(profile, cores=profile.cores * len(placed))
     speeds = profile.speeds * (len(placed) if len(profile.speeds) == 1 else 1)
     if len(speeds) != len(placed):
         raise ValueError(f"{len(placed)} members need as many speeds, or one: got {len(speeds)}")
@@ -379,8 +386,8 @@ def make(
         gradient_bytes=profile.gradient_bytes,
         state_bytes=profile.state_bytes,
         steps=_steps(job, profile.samples),
-        price_per_hour=_price(inventory, on),
-        watts=_watts(job, inventory, on, costs, predicted.step_s),
+        price_per_hour=_price(inventory, [*on, *(() if roles is None else roles.collators)]),
+        watts=_watts(inventory, on, costs, predicted.step_s, roles),
         alternatives=costs.alternatives() if compare else (),
         largest=profile.largest,
         servers=servers,
@@ -472,6 +479,19 @@ def costs_of(
     return Costs(job, profile, tuple(speeds), tuple(shares), zones, counts)
 
 
+def linked(
+    job: Job, inventory: Inventory, on: Sequence[str], exchanged: Sequence[tuple[int, float]]
+) -> tuple[float, float] | None:
+    """Rate and round trip of links between members on these nodes: see `link_of`.
+
+    They had summed messages by the way in which the job's updates travel; those of asynchronous
+    ones go to servers, and members meet in a ring.
+    """
+    sync = SyncPoint() if job.asynchronous else job.sync_point
+    counts = _counts(on, _servers(job, inventory))
+    return link_of(sync, tuple(_zones(inventory, on)), exchanged, counts)
+
+
 def _servers(job: Job, inventory: Inventory) -> tuple[str, ...]:
     """The nodes of those that sum in lockstep; none where members do."""
     sums = job.served and not job.asynchronous
@@ -506,15 +526,23 @@ def _price(inventory: Inventory, nodes: Sequence[str]) -> float | None:
 
 
 def _watts(
-    job: Job, inventory: Inventory, nodes: Sequence[str], costs: Costs, step_s: float
+    inventory: Inventory, nodes: Sequence[str], costs: Costs, step_s: float, roles: Roles | None
 ) -> float | None:
-    """Of the members' cores, each busy while its member computes; None as for `_price`."""
-    known = {node.name: core_watts(node.labels, node.cpus) for node in inventory.nodes}
-    each = [known.get(node) for node in nodes]
-    busy_s = [s.seconds(n) for s, n in zip(costs.speeds, costs.shares, strict=True)]
-    pairs = zip(each, busy_s, strict=True)
-    found = [w * job.resources.worker.cpus * s / step_s for w, s in pairs if w is not None]
-    return math.fsum(found) if found and len(found) == len(each) else None
+    """Of the members' cores, each busy while its member computes; None as for `_price`.
+
+    And of collators, each busy while it makes its part of a step's batches. A node's own word of
+    what a core takes counts, which goes by all cores that it has; else those that Ray has.
+    """
+    told, cpus = costs.profile.core_watts, costs.job.resources.worker.cpus
+    known = {one.name: core_watts(one.labels, one.cpus) for one in inventory.nodes} | {**told}
+    cores = costs.profile.cores or (math.inf,) * len(nodes)
+    each = zip(costs.speeds, costs.shares, cores, strict=True)
+    busy_s = [min(cpus, got) * speed.seconds(share) for speed, share, got in each]
+    pairs = [*zip(nodes, busy_s, strict=True)]
+    if roles is not None:
+        pairs += [(node, roles.feed_s) for node in roles.collators]
+    found = [w * s / step_s for node, s in pairs if (w := known.get(node)) is not None]
+    return math.fsum(found) if found and len(found) == len(pairs) else None
 
 
 def _steps_per_epoch(job: Job, samples: int) -> int:

@@ -19,6 +19,7 @@ from typing import Any
 from raycloud.errors import DealingError
 from raycloud.events import (
     CheckpointPublished,
+    CollatorsStarted,
     DataPrepared,
     DataPreparing,
     Evaluated,
@@ -99,10 +100,18 @@ class Spent:
     energy_j: float = 0.0
     metered_j: float = 0.0
 
-    def add(self, event: StepsCommitted, core_watts: float | None = None) -> None:
-        """Add a member's report; a busy core of its node takes so many watts."""
+    def add(
+        self, event: StepsCommitted, core_watts: float | None = None, collators: float = 0.0
+    ) -> None:
+        """Add a member's report; a busy core of its node takes so many watts.
+
+        `collators` are those of a core that makes batches elsewhere; 0: the member makes its own.
+        """
+        estimated_s = event.cpu_s if event.gpu_only or not event.energy_j else 0.0
+        estimated_j = estimated_s * (core_watts or 0.0)
+        estimated_j += collators * (event.read_s + event.collate_s)
         self.metered_j += event.energy_j
-        self.energy_j += event.energy_j or event.cpu_s * (core_watts or 0.0)
+        self.energy_j += event.energy_j + estimated_j
         self.wall_s += event.wall_s
         self.compute_s += event.compute_s
         self.data_s += event.data_s
@@ -175,7 +184,8 @@ class Tally:
         lead_steps: Samples and wall seconds of the lead.
         watts: Of a busy core of each member's node, where that is labelled.
         used: By member, what it has used of its node.
-        expected: The first prediction of this session, and the newest.
+        collators: Of each the watts of a busy core of its node; 0: that is not labelled.
+        expected: The last prediction before the first step of this session, and the newest.
         sync: By which point updates travel, where that has been changed, or `sync_asked` for.
         toured: Points of the newest tour, with what was predicted and measured of each.
         no_rounds: Why steps cannot be made in rounds, as members of this start have found.
@@ -221,6 +231,7 @@ class Tally:
     lead_steps: tuple[int, float] = (0, 0.0)
     watts: dict[int, float] = field(default_factory=dict)
     used: dict[int, Used] = field(default_factory=dict)
+    collators: list[float] = field(default_factory=list)
     expected: list[Expected] = field(default_factory=list)
     sync: SyncChanged | None = None
     sync_asked: bool = False
@@ -328,6 +339,7 @@ class Tally:
         self.no_rounds = ""
         self.data.start()
         self.expected.clear()
+        self.collators.clear()
         self._foreseen.clear()
         self.awaited, self.ready, self._met = set(), set(), set()
         self.sessions.append(Session(started_t=t, from_step=step))
@@ -379,7 +391,8 @@ class Tally:
             self._entered, self.generations = entered, self.generations + 1
 
     def _commit(self, t: float, event: StepsCommitted) -> Point | None:
-        self.spent.add(event, self.watts.get(event.member))
+        collators = sum(self.collators) / max(1, len(self.collators))
+        self.spent.add(event, self.watts.get(event.member), collators)
         self.used.setdefault(event.member, Used()).add(event)
         self.data.commit(event, self.epoch_samples)
         compute_s, done = self.computed.get(event.member, (0.0, 0))
@@ -467,11 +480,20 @@ class Tally:
 
     def _apply_plan(self, t: float, event: Event) -> None:
         match event:
+            case CollatorsStarted():
+                self.collators += [event.core_watts or 0.0] * event.count
+                if self.session is not None:
+                    self.session.nodes.setdefault(event.node, (t, event.price_per_hour))
             case Predicted():
                 now = Expected(t, self.spent.bytes_sent, self.spent.energy_j, event)
-                self.expected = [*self.expected[:1], now]
+                first = self.expected[:1]
+                if first and not event.seen and first[0].said.step == event.step:
+                    first = []  # no step was made by it
+                self.expected = [*first, now]
                 foreseen = event.step_s, event.low_s, event.high_s
-                self._foreseen.setdefault(event.generation, foreseen)  # the first, before any step
+                if not event.seen:  # the last before any step
+                    self._foreseen[event.generation] = foreseen
+                self._foreseen.setdefault(event.generation, foreseen)
             case SyncAsked():
                 self.sync_asked = True
             case RoundsRefused():

@@ -355,6 +355,8 @@ def plan_text(plan: Plan) -> str:
     if plan.roles is not None:
         tables += [_records_table(plan.role_rows()), printable_line(plan.roles.why)]
     advice = [plan.advice()] if plan.advice() else []
+    if plan.kept_s is not None:
+        advice.append(f"measured {duration(plan.kept_s)} ago: --measure measures again")
     return "\n\n".join([printable_line(head), *tables, *advice])
 
 

@@ -31,7 +31,7 @@ _MOST_TRIES = 5
 _ENOUGH_S = 0.5
 _WARM_UP_S = 2.0
 _UNKNOWN = 2  # workers, where any number may come
-_SOUGHT_S = 20.0  # at most, for the largest pass, where nothing waits for it
+_SOUGHT_S = 4.0  # at most, for the largest pass, where nothing waits for it
 _MOMENTS = 2  # numbers that an optimizer makes of a gradient's, in its first step
 _FEW = 3  # sizes of passes, by which a line is known
 _LEAP = 4  # times as large as what was tried the next one is, at most
@@ -101,7 +101,7 @@ class Calibration:
 
         Args:
             most: No larger passes than this; None: what a step may have.
-            thorough: Go on, within 20 s, up to the size that is found, whatever a step has.
+            thorough: Go on, within 4 s, up to the size that is found, whatever a step has.
         """
         replica, began_s = self._replica, self._clock.monotonic_s()
         every = max(1, self._collate.order.samples // self._micro)

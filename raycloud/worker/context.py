@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from raycloud.step.feed import Held
     from raycloud.step.replica import Replica
     from raycloud.task import Task
-    from raycloud.worker.energy import Meter
+    from raycloud.worker.energy import Meters
     from raycloud.worker.saver import Saver
     from raycloud.worker.usage import Usage
 
@@ -263,7 +263,7 @@ class LoopContext:
     host: Host
     extend: Callable[[Extend, int], None]
     first_step: int = 0
-    meter: Meter | None = None
+    meter: Meters | None = None
     usage: Usage | None = None
 
     def tally(self, member: int) -> Tally:

@@ -3,7 +3,7 @@
 RAPL counts the joules of whole processors (Intel, "Software Developer's Manual", volume 3, 15.10;
 Linux's `powercap` shows it as files that often only root may read). Of these a member has its part
 of the processor seconds that the machine was busy. NVML counts those of a whole GPU, which is the
-member's own. Where neither can be read nobody is asked, and who reads the run's log estimates.
+member's own. What cannot be read nobody is asked, and who reads the run's log estimates it.
 """
 
 from __future__ import annotations
@@ -89,10 +89,14 @@ class Counter:
 
 
 class Meters:
-    """Several, added up."""
+    """Several, added up.
 
-    def __init__(self, meters: Sequence[Meter]) -> None:
-        self._meters = tuple(meters)
+    Attributes:
+        gpu_only: None of them counts what processors take.
+    """
+
+    def __init__(self, meters: Sequence[Meter], *, gpu_only: bool = False) -> None:
+        self._meters, self.gpu_only = tuple(meters), gpu_only
 
     def joules(self, cpu_s: float) -> float:
         """See `Meter.joules`."""
@@ -104,7 +108,7 @@ def rapl_zones(folder: Path = _ZONES) -> list[Path]:
     return sorted(path for path in folder.glob("intel-rapl:*") if path.name.count(":") == 1)
 
 
-def meter_of(clock: Clock, device: torch.device) -> Meter | None:
+def meter_of(clock: Clock, device: torch.device) -> Meters | None:
     """What counts the energy of a member here; None: nothing can be read, or time is virtual."""
     if not isinstance(clock, SystemClock):
         return None
@@ -112,9 +116,10 @@ def meter_of(clock: Clock, device: torch.device) -> Meter | None:
     if zones := rapl_zones():
         with contextlib.suppress(OSError, ValueError, IndexError):  # only root may read them
             found.append(Rapl(zones))
+    gpu_only = not found
     if device.type == "cuda" and (millijoules := _gpu(device)) is not None:
         found.append(Counter(millijoules))
-    return Meters(found) if found else None
+    return Meters(found, gpu_only=gpu_only) if found else None
 
 
 def _gpu(device: torch.device) -> Callable[[], int] | None:

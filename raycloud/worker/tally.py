@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from raycloud.clock import Clock
     from raycloud.order import Position, Round, Skip, StepSpan
     from raycloud.step.collate import Collate
-    from raycloud.worker.energy import Meter
+    from raycloud.worker.energy import Meters
     from raycloud.worker.usage import Usage
 
 _SUMS = (
@@ -111,7 +111,7 @@ class Tally:
         *,
         member: int,
         clock: Clock,
-        meter: Meter | None = None,
+        meter: Meters | None = None,
         usage: Usage | None = None,
     ) -> None:
         self._member = member
@@ -181,6 +181,7 @@ class Tally:
             residual=residual(),
             typical_s=_short(weighted_median(self._took)),
             energy_j=0.0 if self._meter is None else round(self._meter.joules(used_s), 3),
+            gpu_only=self._meter is not None and self._meter.gpu_only,
             memory_bytes=0 if self._usage is None else self._usage.memory_bytes(),
             gpu_busy=None if self._usage is None else self._usage.gpu_busy(),
             skips=tuple(skip.to_record() for s in steps for skip in s.skips),

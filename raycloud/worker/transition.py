@@ -35,6 +35,7 @@ from raycloud.worker.loop import Loop
 
 if TYPE_CHECKING:
     from raycloud.checkpoint import Manifest
+    from raycloud.net.probing import Exchanged
     from raycloud.net.transport import Transport
     from raycloud.order import StepSpan
     from raycloud.recovery.rendezvous import Meeting
@@ -89,6 +90,7 @@ class Transition:
         )
         self._backups: Backups | None = None
         self._begun_with = 0  # micro-batches of the step under way that members have
+        self._begins = False  # nobody has computed before this generation
         self.loop: Loop | None = None
         self.seat: Membership | None = None
 
@@ -102,8 +104,16 @@ class Transition:
         self.leave()
         self._start(replace(self._context, first_step=manifest.step), manifest)
 
-    def enter(self, meeting: Meeting, control: Transport, abandoned: Callable[[], bool]) -> Loop:
+    def enter(
+        self,
+        meeting: Meeting,
+        control: Transport,
+        abandoned: Callable[[], bool],
+        probe: Callable[[Lane], Exchanged],
+    ) -> Loop:
         """Enter a generation: agree with the others where all go on, and have the state of that.
+
+        Where members on several nodes begin, they measure their links by `probe`.
 
         Returns the loop, ready to run there.
 
@@ -124,8 +134,11 @@ class Transition:
             self._newcomers.begin(meeting, seat.step, point.followers, lane)
         self._back_up(meeting, lane)
         enter_tables(self._context.replica, meeting.generation, seat.step, lane)
+        begins = self._begins and len(set(meeting.nodes)) > 1
+        exchanged = probe(lane) if begins else ()
         if meeting.rank == 0:  # it has met all others
-            self._context.report(replace(seat.formed, kept=self._begun_with))
+            formed = replace(seat.formed, kept=self._begun_with, exchanged=exchanged)
+            self._context.report(formed)
         loop = self.loop = self.loop or Loop(self._context, seat)
         self.seat = seat
         loop.enter(seat, lane, adopted, planned=meeting.planned, unlike=point.unlike)
@@ -161,7 +174,8 @@ class Transition:
         fusing = Fusing(min(one.fusing for one in everyone))
         replica.may_fuse(fusing)
         context.collate.joins = fusing is Fusing.JOINED
-        if not any(one.begun for one in everyone):
+        self._begins = not any(one.begun for one in everyone)
+        if self._begins:
             self._begin(meeting, lane, [one.step for one in everyone])
         self._agree_on_rounds(meeting, lane, everyone)
         newest = max(everyone, key=lambda one: one.agreed)

@@ -14,6 +14,7 @@ from raycloud.checkpoint import LimitedStore, check_shared, load
 from raycloud.data.index import TRAIN
 from raycloud.errors import InternalError, TaskError
 from raycloud.events import DataPreparing, EvaluationPart, MemberDone, MemberReady, Noticed
+from raycloud.net.probing import probe_links
 from raycloud.order import Position
 from raycloud.recovery.restore import Restore
 from raycloud.step.collate import Collate, Making
@@ -241,6 +242,7 @@ class Worker:
         replica.state.beside = {**replica.state.beside, SAMPLES: fingerprint}
         tensors = replica.state.tensors()
         replica.state.check()
+        usage, reserved = self._context.usage, self._config.job.resources.worker.cpus
         return MemberReady(
             member=config.member,
             samples=len(data.train),
@@ -256,7 +258,8 @@ class Worker:
             price_per_hour=config.price_per_hour,
             core_watts=config.core_watts,
             no_rounds=no_rounds(replica),
-            cores=0.0 if self._context.usage is None else self._context.usage.cores,
+            cores=0.0 if usage is None else usage.cores,
+            quota=0.0 if usage is None or usage.quota >= reserved else usage.quota,
             pid=os.getpid(),
             processor=replica.processor,
             role=config.role,
@@ -312,7 +315,14 @@ class Worker:
             old.callback(self._host.leave, before)
             if not meeting.planned:
                 old.close()
-            loop = self._transition.enter(meeting, lane, abandoned)
+            probe = partial(
+                probe_links,
+                gradients,
+                most_bytes=self._replica.gradients.gradient_bytes,
+                device=self._device,
+                clock=self._clock,
+            )
+            loop = self._transition.enter(meeting, lane, abandoned, probe)
             old.close()  # by now all others that go on have heard the last words there
             loop.run()
         if loop.next is not None:

@@ -11,11 +11,11 @@ from ray.util.placement_group import placement_group, remove_placement_group
 
 import raycloud
 from raycloud.clock import SystemClock
-from raycloud.events import MemberReady
+from raycloud.events import GenerationFormed, MemberReady, Predicted
 from raycloud.on_ray.attach import NODE_LABEL, inventory
 from raycloud.on_ray.fleet import Fleet
 from raycloud.planner.inventory import place
-from raycloud.planner.plan import Plan
+from raycloud.planner.plan import Plan, from_json
 from raycloud.spec import RoleResources
 from tests.live import asked, of_kind
 
@@ -76,6 +76,30 @@ def test_a_run_has_its_workers_where_the_plan_puts_them(tmp_path: Path, nodes: l
     ready = {one.member: one.node for one in of_kind(MemberReady, run.events)}
     assert sorted(ready.values()) == nodes
     assert [ready[member] for member in range(3)] == list(place(inventory(), 3, RoleResources()))
+    [formed] = of_kind(GenerationFormed, run.events)
+    assert formed.exchanged  # they have measured their links before the first step
+    before, known, *_ = of_kind(Predicted, run.events)
+    assert (before.step, known.step, before.seen, known.seen) == (0, 0, False, False)
+    assert known.step_s > before.step_s
+    predicted = from_json((tmp_path / "run" / "plan.json").read_text()).predicted
+    assert predicted.exchange_s is not None
+
+
+def test_a_second_plan_takes_what_the_first_has_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: list[str]
+) -> None:
+    monkeypatch.setenv("RAYCLOUD_CACHE", str(tmp_path))
+    job = asked("Steady", len(nodes))
+    first = raycloud.plan(job, reuse=True)
+    again = raycloud.plan(job, reuse=True)
+    assert first.kept_s is None
+    assert again.kept_s is not None
+    assert again.kept_s > 0.0
+    assert again.predicted.exchange_s == first.predicted.exchange_s
+    assert {x.speed for x in again.members} <= {x.speed for x in first.members}
+    anew = raycloud.plan(job)
+    assert anew.kept_s is None
+    assert {x.speed for x in anew.members}.isdisjoint(x.speed for x in first.members)
 
 
 def test_where_a_place_was_taken_meanwhile_another_will_do(nodes: list[str]) -> None:

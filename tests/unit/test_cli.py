@@ -80,8 +80,11 @@ class Fake:
         summary = fold(events(self.status)).to_record()
         return FakeRun(self.status, summary, Path("runs/gpt-1"))
 
-    def plan(self, job: Any, *, address: str | None = None, cluster: Path | None) -> FakePlan:
-        self.calls.append({"job": job, "address": address, "cluster": cluster})
+    def plan(
+        self, job: Any, *, address: str | None = None, cluster: Path | None, reuse: bool
+    ) -> FakePlan:
+        told = {"job": job, "address": address, "cluster": cluster, "reuse": reuse}
+        self.calls.append(told)
         self.meanwhile()
         return FakePlan()
 
@@ -318,6 +321,9 @@ def test_plan_as_json(fake: Fake, job_file: str) -> None:
     result = call("plan", job_file, "--json", "--set", "steps=9")
     assert result.stdout == '{"format": 1}\n'
     assert fake.calls[0]["job"].steps == 9
+    assert fake.calls[0]["reuse"]
+    assert call("plan", job_file, "--json", "--measure").exit_code == 0
+    assert not fake.calls[1]["reuse"]
 
 
 def test_in_a_terminal(fake: Fake, job_file: str, monkeypatch: pytest.MonkeyPatch) -> None:

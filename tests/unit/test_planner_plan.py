@@ -10,8 +10,9 @@ import pytest
 
 from raycloud.errors import PlacementError, RunDirectoryError, SpecError
 from raycloud.planner.cost import LargestPass, Profile, exposed_seconds
-from raycloud.planner.inventory import ZONE_LABEL, Inventory, Node
+from raycloud.planner.inventory import PRICE_LABEL, WATTS_LABEL, ZONE_LABEL, Inventory, Node
 from raycloud.planner.plan import Plan, from_json, make
+from raycloud.planner.roles import Roles
 from raycloud.planner.speed import Speed
 from raycloud.spec import Job
 from raycloud.spec.sizes import coded_bytes, ring_bytes
@@ -363,3 +364,33 @@ def test_rows_are_plain_values() -> None:
     assert rows["compute_s"]["note"] == "2.5 with equal shares"
     assert rows["exchange_s"]["value"] == 0.25
     assert json.loads(json.dumps(plan.prediction_rows())) == plan.prediction_rows()
+
+
+LABELLED = Inventory(
+    nodes=tuple(
+        Node(name=n, cpus=1, labels={WATTS_LABEL: watts, PRICE_LABEL: "2"})
+        for n, watts in (("a", "80"), ("b", "40"), ("c", "10"))
+    )
+)
+
+
+def test_a_node_s_own_word_of_its_cores_counts_where_ray_hands_out_few() -> None:
+    two = {"placed": {0: "a", 1: "b"}}
+    by_ray = make(job(), LABELLED, profile(), **two)
+    told = make(job(), LABELLED, profile(core_watts={"a": 10.0, "b": 5.0}), **two)
+    assert by_ray.watts is not None
+    assert told.watts == pytest.approx(by_ray.watts / 8)  # of eight cores
+    assert by_ray.price_per_hour == 4.0
+    assert make(job(), TWO_NODES, profile()).watts is None
+
+
+def test_collators_cost_money_and_energy() -> None:
+    alone = make(job(), LABELLED, profile(), placed={0: "a", 1: "b"})
+    roles = Roles(
+        trainers=("a", "b"), collators=("c", "c"), step_s=1.0, feed_s=0.5, together_s=2.0, bound=2.0
+    )
+    fed = make(job(), LABELLED, profile(), placed={0: "a", 1: "b"}, roles=roles)
+    assert (fed.price_per_hour, alone.price_per_hour) == (6.0, 4.0)
+    assert fed.watts is not None
+    assert alone.watts is not None
+    assert fed.watts - alone.watts == pytest.approx(2 * 10.0 * 0.5 / fed.predicted.step_s)

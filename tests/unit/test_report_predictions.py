@@ -9,7 +9,15 @@ import pytest
 import torch
 
 from raycloud.clock import SystemClock, VirtualClock
-from raycloud.events import Event, MemberReady, Predicted, RunFinished, RunStarted, StepsCommitted
+from raycloud.events import (
+    CollatorsStarted,
+    Event,
+    MemberReady,
+    Predicted,
+    RunFinished,
+    RunStarted,
+    StepsCommitted,
+)
 from raycloud.report.predictions import Compared, compared
 from raycloud.report.run_status import parse_line, status_of, to_line
 from raycloud.report.summary_text import summary_text
@@ -76,6 +84,30 @@ def test_energy_without_meters_is_utilization_times_watts() -> None:
     assert "estimate" in found.texts[3]
     metered = by_name(*EVENTS[:4], (106.0, committed(0, 1, 7.0)))["energy_j"]
     assert (metered.measured, metered.estimated) == (7.0, False)
+
+
+def test_a_gpu_s_meter_does_not_drop_the_processors() -> None:
+    told = replace(committed(0, 1, 7.0), gpu_only=True)
+    found = by_name(*EVENTS[:4], (106.0, told))["energy_j"]
+    assert found.measured == pytest.approx(7.0 + 2.0 * 4.0)
+    assert found.estimated
+
+
+def test_collators_are_in_cost_and_energy() -> None:
+    started = CollatorsStarted(node="c", count=3, price_per_hour=3.6, core_watts=10.0)
+    unknown = CollatorsStarted(node="d", count=1)
+    told = replace(committed(0, 1), read_s=0.5, collate_s=1.5)
+    tally = tally_of(*EVENTS[:4], (105.5, started), (105.5, unknown), (106.0, told))
+    [found] = [one for one in compared(tally, 1.0, None) if one.name == "energy_j"]
+    assert found.measured == pytest.approx(2.0 * 4.0 + 2.0 * 10.0 * 3 / 4)
+    assert tally.session is not None
+    assert tally.session.nodes["c"] == (105.5, 3.6)
+
+
+def test_the_last_prediction_before_the_first_step_is_the_first() -> None:
+    known = replace(TRIED, step_s=0.75)
+    found = by_name(*EVENTS[:4], (105.5, known), *EVENTS[4:])["step_s"]
+    assert (found.first, found.predicted) == (0.75, 1.0)
 
 
 def test_summary_and_status_have_all_of_it() -> None:

@@ -1,0 +1,76 @@
+"""Links between members, measured before the first step: sums of growing messages, as steps send.
+
+All members exchange at the same time over what carries their gradients, so no two of them are
+measured apart, and the seconds do not grow with their number. The numbers summed are zeros of their
+own; nothing that is trained takes part.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from raycloud.net.transport import finish
+
+if TYPE_CHECKING:
+    from raycloud.clock import Clock
+    from raycloud.net.lane import Lane
+    from raycloud.net.transport import Transport
+
+_SMALL_BYTES, _FIRST_BYTES = 2**14, 2**18
+_ENOUGH_S, _AIM_S = 0.1, 0.15  # that the last message takes more than a small one: at least, about
+_MOST_GROWTH = 8  # from one message to the next
+_MOST_MESSAGES = 3  # that grow
+_EACH_BYTES = 4
+
+Exchanged = tuple[tuple[int, float], ...]
+"""Bytes of messages that were summed over members, and the seconds that each took."""
+
+
+def probe_links(
+    gradients: Transport, lane: Lane, *, most_bytes: int, device: torch.device, clock: Clock
+) -> Exchanged:
+    """Sum messages over members, each larger than the one before, until one takes about 0.15 s.
+
+    That is besides what a small one takes, for which latency counts. A link that holds traffic to a
+    rate may let a burst pass first, which the messages before the last one use up. All members make
+    this call at the same point, and find the same: of each message the seconds of the member that
+    it took longest.
+
+    Args:
+        gradients: What carries them.
+        lane: The control lane, by which members agree to go on.
+        most_bytes: Of a message: what a step exchanges.
+        device: Where gradients are.
+        clock: The time.
+
+    Raises:
+        TransportError: The exchange broke, or the generation is over.
+    """
+    if gradients.size == 1 or most_bytes < _EACH_BYTES:
+        return ()
+
+    def seconds(size: int) -> float:
+        numbers = torch.zeros(size // _EACH_BYTES, dtype=torch.float32, device=device)
+        began_s = clock.monotonic_s()
+        finish(gradients.all_reduce(numbers), lane.abandoned)
+        return clock.monotonic_s() - began_s
+
+    def agreed(*own_s: float) -> list[float]:
+        return [max(column) for column in zip(*lane.gather(own_s), strict=True)]
+
+    small = min(_SMALL_BYTES, most_bytes)
+    seconds(small)  # waits for all, and may have to open connections
+    size = min(_FIRST_BYTES, most_bytes)
+    if size == small:
+        [small_s] = agreed(seconds(small))
+        return ((small, small_s),)
+    small_s, took_s = agreed(seconds(small), seconds(size))
+    found = [(small, small_s), (size, took_s)]
+    while size < most_bytes and took_s - small_s < _ENOUGH_S and len(found) <= _MOST_MESSAGES:
+        more_s = max(took_s - small_s, _AIM_S / _MOST_GROWTH)
+        size = min(int(_AIM_S / more_s * size) // _EACH_BYTES * _EACH_BYTES, most_bytes)
+        [took_s] = agreed(seconds(size))
+        found.append((size, took_s))
+    return tuple(found)

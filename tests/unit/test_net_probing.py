@@ -1,0 +1,160 @@
+"""Links measured before the first step: growing sums, agreed on, over real sockets and a script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from raycloud.clock import Clock, SystemClock, VirtualClock
+from raycloud.commands import Form
+from raycloud.errors import TransportError
+from raycloud.events import ExchangeBroken, GenerationFormed, SyncPoint
+from raycloud.net.lane import Lane
+from raycloud.net.probing import Exchanged, probe_links
+from raycloud.net.transport import Transport
+from raycloud.planner.cost import exchange_seconds, link_of
+from raycloud.spec.sizes import ring_bytes
+from raycloud.worker import worker
+from tests.fellows import Fellows
+from tests.sockets import direct_members, gloo_members, together
+from tests.unit.test_recovery_catch_up import asked, check_end
+
+MOST = 2**20
+HOST = torch.device("cpu")
+
+
+class Done:
+    """A work that is complete."""
+
+    def wait(self, timeout_s: float) -> bool:
+        return True
+
+
+class Slow:
+    """One of four members whose links have a rate, a latency, and a burst that passes at once."""
+
+    rank, size = 0, 4
+
+    def __init__(self, clock: VirtualClock, rate: float, latency_s: float, burst: int = 0) -> None:
+        self.clock, self.rate, self.latency_s, self.burst = clock, rate, latency_s, burst
+        self.sizes: list[int] = []
+
+    def all_reduce(self, tensor: torch.Tensor) -> Done:
+        self.sizes.append(tensor.nbytes)
+        sent = ring_bytes(tensor.nbytes, self.size)
+        passed = min(self.burst, sent)
+        self.burst -= passed
+        self.clock.advance((sent - passed) / self.rate + self.latency_s)
+        return Done()
+
+
+class Agreeing:
+    """The control lane of one whose fellows have all seen what it has."""
+
+    @staticmethod
+    def abandoned() -> bool:
+        return False
+
+    def gather(self, values: list[float]) -> list[list[float]]:
+        return [values] * 4
+
+
+def scripted(most_bytes: int, rate: float, latency_s: float, burst: int = 0) -> tuple[Slow, Any]:
+    clock = VirtualClock()
+    slow: Any = Slow(clock, rate, latency_s, burst)
+    lane: Any = Agreeing()
+    return slow, probe_links(slow, lane, most_bytes=most_bytes, device=HOST, clock=clock)
+
+
+@pytest.mark.parametrize("rate", [1e5, 2.5e6, 12.5e6, 125e6, 1e10])
+@pytest.mark.parametrize("latency_s", [0.0, 0.08])
+def test_the_rate_is_found_soon_and_the_gradient_s_seconds_are_predicted(
+    rate: float, latency_s: float
+) -> None:
+    slow, exchanged = scripted(7_600_000, rate, latency_s, burst=70_000)
+    exact_s = ring_bytes(7_600_000, 4) / rate + latency_s
+    assert slow.clock.monotonic_s() < 0.25 + 0.04 * exact_s + 5 * latency_s
+    found = link_of(SyncPoint(), (1, 1, 1, 1), exchanged)
+    assert found is not None
+    predicted_s = exchange_seconds(
+        SyncPoint(), 7_600_000, (1, 1, 1, 1), bytes_per_s=found[0], round_trip_s=found[1]
+    )
+    assert predicted_s == pytest.approx(exact_s, rel=0.06)
+
+
+def test_no_message_is_larger_than_what_a_step_exchanges() -> None:
+    slow, exchanged = scripted(1000, 1e9, 0.001)
+    assert slow.sizes == [1000, 1000]
+    assert [size for size, _ in exchanged] == [1000]
+    assert scripted(0, 1e9, 0.001)[1] == ()
+
+
+def test_a_burst_that_passes_first_costs_no_more_than_a_step() -> None:
+    slow, exchanged = scripted(7_600_000, 2.5e6, 0.0, burst=500_000)
+    assert slow.clock.monotonic_s() < 1.3
+    found = link_of(SyncPoint(), (1, 1, 1, 1), exchanged)
+    assert found is not None
+    assert found[0] == pytest.approx(2.5e6, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    "members", [gloo_members, direct_members, partial(direct_members, zones="aab")]
+)
+def test_all_find_the_same_over_sockets(
+    members: Callable[[int], AbstractContextManager[list[Transport]]],
+) -> None:
+    clock: Clock = SystemClock()
+
+    def measured(gradients: Transport, lane: Transport) -> Exchanged:
+        return probe_links(gradients, Lane(lane), most_bytes=MOST, device=HOST, clock=clock)
+
+    with members(3) as gradients, direct_members(3) as lanes:
+        pairs = zip(gradients, lanes, strict=True)
+        first, *others = together(partial(measured, *pair) for pair in pairs)
+    assert others == [first, first]
+    sizes = [size for size, _ in first]
+    assert sizes == sorted(set(sizes))
+    assert 2**18 <= sizes[-1] <= MOST
+    assert all(seconds > 0.0 for _, seconds in first)
+
+
+@pytest.mark.parametrize("nodes", [("a", "b"), ("a", "a")])
+def test_members_on_several_nodes_measure_before_their_first_step_and_stay_exact(
+    tmp_path: Path, nodes: tuple[str, ...]
+) -> None:
+    job = asked(tmp_path)
+    fellows = Fellows(tmp_path / "kept", job, 2, joining=0)
+    fellows.nodes = nodes
+    fellows.form(Form(generation=0, members=(0, 1), shares=(5, 3), step=0))
+    check_end(fellows, job, (0, 1))
+    [formed] = [event for event in fellows.events if isinstance(event, GenerationFormed)]
+    assert (formed.exchanged != ()) == (nodes == ("a", "b"))
+
+
+@pytest.mark.timeout(120)
+def test_who_dies_while_links_are_measured_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(gradients: Transport, lane: Lane, **told: Any) -> Exchanged:
+        if (gradients.rank, gradients.size) == (2, 3):
+            fellows.members[2].abandon(0)
+            raise TransportError("it is gone")
+        return probe_links(gradients, lane, **told)
+
+    monkeypatch.setattr(worker, "probe_links", dies)
+    job = asked(tmp_path)
+    fellows = Fellows(tmp_path / "kept", job, 3, joining=0)
+    fellows.nodes = ("a", "b", "c")
+    fellows.form(Form(generation=0, members=(0, 1, 2), shares=(3, 3, 2), step=0))
+    fellows.until(ExchangeBroken, (0, 1))
+    fellows.form(Form(generation=1, members=(0, 1), shares=(5, 3), step=0))
+    check_end(fellows, job, (0, 1))
+    formed = [event for event in fellows.events if isinstance(event, GenerationFormed)]
+    assert [one.generation for one in formed] == [1]
+    assert formed[0].exchanged
