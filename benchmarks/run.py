@@ -27,10 +27,20 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.machine import ROOT, describe, load
 from benchmarks.peers.environments import NotInstalledError
+from benchmarks.predicted import of_log
 from benchmarks.racing import measures
 from benchmarks.racing.race import NOT_ITS_OWN, measure_limit, place_for, race
 from benchmarks.racing.registry import CONTESTANTS
-from benchmarks.racing.results import LIMIT, OURS, SOFTWARE, Results, ResultsError, Row, differing
+from benchmarks.racing.results import (
+    LIMIT,
+    OURS,
+    SOFTWARE,
+    Results,
+    ResultsError,
+    Row,
+    differing,
+    is_ours,
+)
 from benchmarks.racing.running import BROKEN
 from benchmarks.racing.scenarios import SCENARIOS, Scenario, Settings
 from benchmarks.testbed import MissingError, missing
@@ -201,11 +211,13 @@ def _measured(
     seen = race(contestant, scenario, settings, place)
     used = seen.used
     unknown = {} if used else {"wire_bytes": None, "wire_bytes_total": None}
+    predictions = of_log(place / "run" / "events.jsonl") if is_ours(contestant.name) else []
     return {
         **measures.row(seen.observation, speeds),
         **unknown,
         "not_done": list(seen.not_done),
         "congestion_control": seen.congestion_control,
+        **({"predictions": predictions} if predictions else {}),
         "machine_use": {"steal": used.steal, "outside": used.outside} if used else None,
     }
 
