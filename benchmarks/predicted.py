@@ -142,7 +142,8 @@ def rows(path: Path) -> Iterator[tuple[str, Sequence[Held]]]:
         return
     for log in sorted(path.rglob("events.jsonl")):
         if found := of_log(log):
-            yield str(log.parent), [Held(**one) for one in found]
+            name = path.resolve().name / log.parent.relative_to(path)
+            yield str(name), [Held(**one) for one in found]
 
 
 def _name(row: Mapping[str, Any]) -> str:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 _SMALL_BYTES, _FIRST_BYTES = 2**14, 2**18
 _ENOUGH_S, _AIM_S = 0.1, 0.15  # that the last message takes more than a small one: at least, about
-_MOST_GROWTH = 8  # from one message to the next
+_LEAST_GROWTH, _MOST_GROWTH = 1.5, 8  # from one message to the next
+_SLOW_S = 0.5  # a first message that takes more is not followed by another one
 _MOST_MESSAGES = 3  # that grow
 _EACH_BYTES = 4
 
@@ -34,9 +35,9 @@ def probe_links(
     """Sum messages over members, each larger than the one before, until one takes about 0.15 s.
 
     That is besides what a small one takes, for which latency counts. A link that holds traffic to a
-    rate may let a burst pass first, which the messages before the last one use up. All members make
-    this call at the same point, and find the same: of each message the seconds of the member that
-    it took longest.
+    rate may let a burst pass first, which the messages before the last one use up: so there are two
+    at least, unless the first takes half a second. All members make this call at the same point,
+    and find the same: of each message the seconds of the member that it took longest.
 
     Args:
         gradients: What carries them.
@@ -68,9 +69,13 @@ def probe_links(
         return ((small, small_s),)
     small_s, took_s = agreed(seconds(small), seconds(size))
     found = [(small, small_s), (size, took_s)]
-    while size < most_bytes and took_s - small_s < _ENOUGH_S and len(found) <= _MOST_MESSAGES:
-        more_s = max(took_s - small_s, _AIM_S / _MOST_GROWTH)
-        size = min(int(_AIM_S / more_s * size) // _EACH_BYTES * _EACH_BYTES, most_bytes)
+    while size < most_bytes and len(found) <= _MOST_MESSAGES:
+        more_s = took_s - small_s
+        if more_s >= (_ENOUGH_S if len(found) > 2 else _SLOW_S):  # noqa: PLR2004 - one has grown
+            break
+        grows = _AIM_S / more_s if more_s > 0.0 else _MOST_GROWTH
+        grows = min(max(grows, _LEAST_GROWTH), _MOST_GROWTH)
+        size = min(int(grows * size) // _EACH_BYTES * _EACH_BYTES, most_bytes)
         [took_s] = agreed(seconds(size))
         found.append((size, took_s))
     return tuple(found)

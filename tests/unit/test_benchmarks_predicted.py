@@ -71,7 +71,7 @@ def test_a_log_and_a_row_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixt
     told = tmp_path / "told.json"
     assert main([str(rows), str(tmp_path / "S1-0-raycloud"), "--json", str(told)]) == 1
     found = json.loads(told.read_text())
-    assert [one["run"] for one in found["runs"]] == ["S1 raycloud repeat 0", str(folder)]
+    assert [one["run"] for one in found["runs"]] == ["S1 raycloud repeat 0", "S1-0-raycloud/run"]
     assert found["runs"][0]["predictions"] == found["runs"][1]["predictions"]
     assert found["covered"] == 0.5
     assert "before the start 9.1%" in capsys.readouterr().out

@@ -77,7 +77,8 @@ def scripted(most_bytes: int, rate: float, latency_s: float, burst: int = 0) -> 
 def test_the_rate_is_found_soon_and_the_gradient_s_seconds_are_predicted(
     rate: float, latency_s: float
 ) -> None:
-    slow, exchanged = scripted(7_600_000, rate, latency_s, burst=70_000)
+    burst = 140_000 if rate > 1e6 else 70_000
+    slow, exchanged = scripted(7_600_000, rate, latency_s, burst)
     exact_s = ring_bytes(7_600_000, 4) / rate + latency_s
     assert slow.clock.monotonic_s() < 0.25 + 0.04 * exact_s + 5 * latency_s
     found = link_of(SyncPoint(), (1, 1, 1, 1), exchanged)
