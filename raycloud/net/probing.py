@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _SMALL_BYTES, _FIRST_BYTES = 2**14, 2**18
 _ENOUGH_S, _AIM_S = 0.1, 0.15  # that the last message takes more than a small one: at least, about
+_MOST_AIM_S = 1.0  # the same, where latency varies by more than that
 _LEAST_GROWTH, _MOST_GROWTH = 1.5, 8  # from one message to the next
 _SLOW_S = 0.5  # a first message that takes more is not followed by another one
 _MOST_MESSAGES = 3  # that grow
@@ -34,7 +35,8 @@ def probe_links(
 ) -> Exchanged:
     """Sum messages over members, each larger than the one before, until one takes about 0.15 s.
 
-    That is besides what a small one takes, for which latency counts. A link that holds traffic to a
+    That is besides what a small one takes, for which latency counts; where that takes longer, until
+    one takes twice as long again, since latency varies by as much. A link that holds traffic to a
     rate may let a burst pass first, which the messages before the last one use up: so there are two
     at least, unless the first takes half a second. All members make this call at the same point,
     and find the same: of each message the seconds of the member that it took longest.
@@ -69,11 +71,12 @@ def probe_links(
         return ((small, small_s),)
     small_s, took_s = agreed(seconds(small), seconds(size))
     found = [(small, small_s), (size, took_s)]
+    enough_s, aim_s = max(_ENOUGH_S, small_s), min(max(_AIM_S, 2.0 * small_s), _MOST_AIM_S)
     while size < most_bytes and len(found) <= _MOST_MESSAGES:
         more_s = took_s - small_s
-        if more_s >= (_ENOUGH_S if len(found) > 2 else _SLOW_S):  # noqa: PLR2004 - one has grown
+        if more_s >= (enough_s if len(found) > 2 else max(enough_s, _SLOW_S)):  # noqa: PLR2004 - one has grown
             break
-        grows = _AIM_S / more_s if more_s > 0.0 else _MOST_GROWTH
+        grows = aim_s / more_s if more_s > 0.0 else _MOST_GROWTH
         grows = min(max(grows, _LEAST_GROWTH), _MOST_GROWTH)
         size = min(int(grows * size) // _EACH_BYTES * _EACH_BYTES, most_bytes)
         [took_s] = agreed(seconds(size))
