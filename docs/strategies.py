@@ -121,6 +121,12 @@ def _codecs(found: list[Mapping[str, Any]]) -> str:
     return f"held-out loss, in each step: {', '.join(texts)}"
 
 
+def _backups(found: Mapping[str, Any]) -> str:
+    runs = found["stragglers_by_control"]["job_1_norm"]["64 each"]
+    both, alone = runs["control and backups"]["saved"], runs["control"]["saved"]
+    return f"on a real trace (job_1) {both:.1%} of the time saved, {alone:.1%} without backups"
+
+
 PAPERS = (
     Strategy(
         name="Dynamic task allocation: Load = Tasks / Capacity, levelled live",
@@ -140,12 +146,7 @@ PAPERS = (
         test="ray/test_backups.py",
         measured=Measured(
             file=f"{RESULTS}/simulated.json",
-            said=lambda found: (
-                "on a real trace (job_1) {:.1%} of the time saved, {:.1%} without backups".format(
-                    found["stragglers_by_control"]["job_1_norm"]["control and backups"]["saved"],
-                    found["stragglers_by_control"]["job_1_norm"]["control"]["saved"],
-                )
-            ),
+            said=_backups,
         ),
     ),
     Strategy(

@@ -84,8 +84,7 @@ class MemberReady:
     `pass_samples` (0: it was not found out), of which each takes `sample_bytes`; the largest that
     was computed had `pass_tried`. Making the batch of a micro-batch took a thread `collate_s`; 0:
     it was not measured. A busy core of its node takes `core_watts`, by its label. Its steps cannot
-    be made in rounds, and why: `no_rounds`. It may use so many `cores`
-    (0: it has not looked), to fewer than it reserves a `quota` holds it; 0: none does.
+    be made in rounds, and why: `no_rounds`. It may use `cores`; a `quota` holds it to fewer (or 0).
     """
 
     member: int
@@ -231,9 +230,8 @@ class GenerationFormed:
     """Members agreed on a generation; it computes steps from `first_step` on.
 
     `keys` are those of the members, by rank; `shares` are of replicas. Empty: see `key_of`. Of that
-    step, or of the round that begins with it, they have computed `kept` micro-batches already.
-    Members on several machines that begin have summed messages before that, to learn how fast
-    their links are: `exchanged` are bytes, and the seconds that each took.
+    step or round they have `kept` micro-batches. Members on several machines that begin have summed
+    messages before it, to learn of links: `exchanged` are bytes, and the seconds that each took.
     """
 
     generation: int
@@ -281,9 +279,8 @@ class StepsCommitted:
     parts of two sums over some of the steps: of the trace of the covariance of one sample's
     gradient, and of the squared norm of its mean. From commit to commit a step took `typical_s`,
     the median (0: nobody has looked). Meters of its node say that it took `energy_j` joules; 0:
-    there are none that can be read. Of a node whose GPU alone has one, it is `gpu_only`. Its
-    process takes `memory_bytes` (0: nobody knows), and its GPU was busy for the part `gpu_busy` of
-    the last moment (None: it has none, or nobody knows).
+    none can be read. Of a node whose GPU alone has one, it is `gpu_only`. Its process takes
+    `memory_bytes` (0: unknown); its GPU was busy for the part `gpu_busy` of the last moment.
     """
 
     member: int
@@ -509,10 +506,7 @@ class Predicted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollatorsStarted:
-    """So many collators make batches on a node, where no member needs to be.
-
-    It is labelled to cost `price_per_hour`, and a busy core takes `core_watts`; None: it is not.
-    """
+    """So many collators make batches on a node, with its `price_per_hour` and `core_watts`."""
 
     node: str
     count: int

@@ -489,7 +489,7 @@ def linked(
     """
     sync = SyncPoint() if job.asynchronous else job.sync_point
     counts = _counts(on, _servers(job, inventory))
-    return link_of(sync, tuple(_zones(inventory, on)), exchanged, counts)
+    return link_of(sync, tuple(zone_sizes(inventory, on)), exchanged, counts)
 
 
 def _servers(job: Job, inventory: Inventory) -> tuple[str, ...]:

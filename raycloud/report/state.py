@@ -50,7 +50,7 @@ from raycloud.report import recoveries
 from raycloud.report.data import DataTally
 from raycloud.report.goodput import Goodput
 from raycloud.report.notes import bad_rows_text, ended_text, note
-from raycloud.report.usage import Used, introduce
+from raycloud.report.usage import Spent, Used, introduce
 
 _MOST_POINTS = 4096
 _FRESH_POINTS = 1024  # the newest ones, never merged
@@ -77,51 +77,6 @@ class Point:
     steps: int
     loss: float
     weight: float
-
-
-@dataclass(slots=True)
-class Spent:
-    """Sums over all members and all steps they computed.
-
-    Of the energy `metered_j` is what meters have told; the rest is estimated, see `Tally.watts`.
-    """
-
-    wall_s: float = 0.0
-    compute_s: float = 0.0
-    data_s: float = 0.0
-    exchange_s: float = 0.0
-    overlap_s: float = 0.0
-    cpu_s: float = 0.0
-    bytes_sent: int = 0
-    bytes_dense: int = 0
-    blocked_s: float = 0.0
-    noise: float = 0.0
-    signal: float = 0.0
-    energy_j: float = 0.0
-    metered_j: float = 0.0
-
-    def add(
-        self, event: StepsCommitted, core_watts: float | None = None, collators: float = 0.0
-    ) -> None:
-        """Add a member's report; a busy core of its node takes so many watts.
-
-        `collators` are those of a core that makes batches elsewhere; 0: the member makes its own.
-        """
-        estimated_s = event.cpu_s if event.gpu_only or not event.energy_j else 0.0
-        estimated_j = estimated_s * (core_watts or 0.0)
-        estimated_j += collators * (event.read_s + event.collate_s)
-        self.metered_j += event.energy_j
-        self.energy_j += event.energy_j + estimated_j
-        self.wall_s += event.wall_s
-        self.compute_s += event.compute_s
-        self.data_s += event.data_s
-        self.exchange_s += event.exchange_s
-        self.overlap_s += event.overlap_s
-        self.cpu_s += event.cpu_s
-        self.bytes_sent += event.bytes_sent
-        self.bytes_dense += event.bytes_dense
-        self.noise += event.noise
-        self.signal += event.signal
 
 
 @dataclass(slots=True)
