@@ -127,7 +127,7 @@ class _Exchanged:
 
     generation: int
     warm: int = 0
-    count: int = 0
+    looked: int = 0  # at so many
     took_s: float = 0.0
     exposed_s: float = 0.0
     whole_s: float = 0.0
@@ -162,17 +162,17 @@ class Watch:
         if seen.warm < max(WARM_STEPS, 2 * period):
             seen.warm += steps
             return False
-        seen.count += steps
+        seen.looked += steps
         seen.took_s += report.wall_s
         seen.exposed_s += report.exchange_s
         seen.whole_s += report.exchange_s + report.overlap_s
-        if seen.count >= max(STEPS, _ROUNDS * period):
+        if seen.looked >= max(STEPS, _ROUNDS * period):
             self._ready.add(report.member)
         if len(self._ready) < len(group) or not self._ready.issuperset(group):
             return False
-        last = min((self._members[m] for m in group), key=lambda one: one.exposed_s / one.count)
-        self.whole_s, self.exposed_s = last.whole_s / last.count, last.exposed_s / last.count
-        self.step_s = last.took_s / last.count
+        last = min((self._members[m] for m in group), key=lambda one: one.exposed_s / one.looked)
+        self.whole_s, self.exposed_s = last.whole_s / last.looked, last.exposed_s / last.looked
+        self.step_s = last.took_s / last.looked
         known = [(m, self._members[m]) for m in group]
         self._members = {m: _Exchanged(one.generation, one.warm) for m, one in known}
         self._ready.clear()
