@@ -80,7 +80,7 @@ def committed(step: int) -> Callable[[Event], bool]:
 
 
 def test_all_workers_are_killed_at_once_again_and_again(tmp_path: Path, ray_tmpdir: Path) -> None:
-    job = job_of(tmp_path, 120, checkpoint={"every_steps": 20})
+    job = job_of(tmp_path, 120, least=2, checkpoint={"every_steps": 20})
     kills = Killing(ray_tmpdir, committed(1), published(20), committed(45))
 
     def fast(event: Event) -> None:
