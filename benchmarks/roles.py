@@ -106,10 +106,26 @@ def measured(run: Path) -> dict[str, Any]:
         "steps": count,
         "shares": list(formed[-1].shares),
         "members": len(formed[-1].members),
+        "by_member": {
+            str(member): _each_step([o for o in events if _is_late(o, member, last // 4)])
+            for member in formed[-1].members
+        },
         "notices": [
             [one.what, str(one.detail)[:400]] for one in events if isinstance(one, Noticed)
         ][:12],
     }
+
+
+def _is_late(event: object, member: int, first: int) -> bool:
+    report = isinstance(event, StepsCommitted)
+    return report and event.member == member and event.first_step >= first
+
+
+def _each_step(reports: Sequence[Any]) -> dict[str, float]:
+    """Seconds of a step by what they went into."""
+    steps = sum(one.last_step - one.first_step for one in reports) or 1
+    names = ("compute_s", "data_s", "exchange_s", "collate_s", "cpu_s")
+    return {name: round(sum(getattr(o, name) for o in reports) / steps, 4) for name in names}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -120,13 +136,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--images", type=Path, default=DEFAULT)
     parser.add_argument("--narrow", choices=NARROW, default="aten")
     parser.add_argument("--cores", type=float, default=0.45)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--batch", type=int, default=384)
-    parser.add_argument("--micro", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=28)
+    parser.add_argument("--batch", type=int, default=768)
+    parser.add_argument("--micro", type=int, default=32)
     parser.add_argument("--most-s", type=float, default=270.0, help="then no run is begun")
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--depth", type=int, default=4)
-    parser.add_argument("--enlarged", type=int, default=2)
+    parser.add_argument("--enlarged", type=int, default=4)
     told = parser.parse_args(arguments)
     found = _measure(told)
     best = min(found["together"], key=lambda name: found["together"][name]["step_s"])

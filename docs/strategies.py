@@ -263,8 +263,8 @@ PAPERS = (
             file=f"{RESULTS}/roles.json",
             said=lambda found: (
                 "{gain:.2f} times as fast as all nodes doing both, at most {bound:.2f}".format(
-                    gain=(found.get("heavy") or found)["gain"],
-                    bound=(found.get("heavy") or found)["plan"]["bound"],
+                    gain=found["gain"],
+                    bound=found["plan"]["bound"],
                 )
             ),
         ),

@@ -48,6 +48,7 @@ _FOR_THE_LOG: Final = (
     events.EvaluationPart,
     events.Evaluated,
     events.Noticed,
+    events.CollatorsStarted,
     events.Predicted,
     events.Recovered,
     events.SyncChanged,

@@ -18,6 +18,7 @@ from raycloud.control.exchange import _Waited
 from raycloud.control.member import Member, Roster
 from raycloud.control.membership import Membership, Outstanding
 from raycloud.control.recovery import Incident, Recovery
+from raycloud.control.tables import PHASE_ON_EVENT
 from raycloud.errors import InternalError
 from tests.control_job import control, report, training
 
@@ -135,3 +136,8 @@ def test_the_first_event_may_be_illegal():
     with pytest.raises(InternalError, match=r"there is no member 9") as raised:
         control().on(e.MemberLost(member=9, reason="r"), 0.0)
     assert str(raised.value).endswith("the last events before it: none")
+
+
+def test_all_events_that_a_phase_knows_are_taken_in() -> None:
+    known = {kind for row in PHASE_ON_EVENT.values() for kind in row}
+    assert known <= machine._ABSORB.keys()
