@@ -216,7 +216,8 @@ def test_what_prepares_the_data_outlives_the_driver_too(
     assert exact_steps(run_dir) == STEPS
     check_words(run_dir)
     told = [one.what for one in of_kind(Noticed, events(run_dir))]
-    assert [what for what in told if "exchange of gradients" not in what] == []  # a busy machine
+    busy = ("exchange of gradients", "shares follow")  # on a busy machine
+    assert [what for what in told if not any(text in what for text in busy)] == []
     assert left() == (0, [], CPUS)
 
 
