@@ -194,6 +194,8 @@ def test_a_sample_that_ends_its_process_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_a_sample_that_ends_its_process_ends_the_run_by_default(tmp_path: Path) -> None:
     """After three workers, since two may be lost in one step by chance."""
+    every = {"min_workers": 4, "max_workers": 4}  # seats of those that the last test has lost
+    raycloud.train(asked("Steady", 4, steps=2, elastic=every), run_dir=tmp_path / "seats")
     bad = late(poisoned(4, "exit", 0, tmp_path))
     folder = tmp_path / "dead"
     folder.mkdir()
