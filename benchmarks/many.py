@@ -32,7 +32,7 @@ from raycloud import Job, Splits, Task
 from raycloud.commands import Form
 from raycloud.events import ExchangeBroken, MemberDone, MemberFailed, MemberReady, StepsCommitted
 from raycloud.net.rendezvous_store import Rendezvous
-from raycloud.order import Order, Position, Steps
+from raycloud.order import Order, Position, Steps, stream_seed
 from raycloud.recovery.rendezvous import Meeting
 from raycloud.worker.context import MemberConfig
 from raycloud.worker.member import Member
@@ -181,8 +181,6 @@ class Fleet:
 
 def plain(job: Job) -> dict[str, Tensor]:
     """What one process computes, written without raycloud's training code."""
-    from raycloud.order import stream_seed  # noqa: PLC0415 - of the reference alone
-
     torch.default_generator.manual_seed(stream_seed(job.seed, 3))
     task = Points()
     model, samples = task.model(), task.data(None).train

@@ -44,7 +44,7 @@ class Strategy:
         here: What it is called here, and what it does.
         modules: Where it is, below `raycloud/`.
         command: That shows it; empty: there is none.
-        test: That executes the command in its quick form, below `tests/`.
+        test: That holds what the command shows, below `tests/`.
         measured: What came of it.
         lacks: What is not there.
     """
@@ -133,7 +133,7 @@ PAPERS = (
         here="`elastic.shares: auto`: each worker's micro-batches of a step follow the speed that "
         "is expected of it",
         modules=("planner/shares.py", "control/shares.py", "planner/expected.py"),
-        command="python -m benchmarks.run --scenario S4 --contestants limit,raycloud --quick",
+        command="python -m benchmarks.run --scenario S4 --contestants limit,raycloud",
         test="testbed/test_quick.py",
         measured=Measured(file=f"{RESULTS}/S4.json", said=ratio("raycloud", "goodput")),
     ),
@@ -142,7 +142,7 @@ PAPERS = (
         here="work of who is late in a step is offered to others (`elastic.backup_micro_batches`); "
         "machines answer for themselves, and who is silent is left out",
         modules=("step/speculation.py", "recovery/backups.py", "control/failure_detector.py"),
-        command="python -m benchmarks.backups --help",
+        command="python -m benchmarks.backups",
         test="ray/test_backups.py",
         measured=Measured(
             file=f"{RESULTS}/simulated.json",
@@ -159,7 +159,7 @@ PAPERS = (
         name="Checkpoint and restart",
         here="survivors go on in place; only where nobody has the state a checkpoint is loaded",
         modules=("checkpoint", "recovery", "control/recovery.py"),
-        command="python -m benchmarks.run --scenario S5 --contestants limit,raycloud --quick",
+        command="python -m benchmarks.run --scenario S5 --contestants limit,raycloud",
         test="testbed/test_quick.py",
         measured=Measured(file=f"{RESULTS}/S5.json", said=ratio("raycloud", "goodput")),
     ),
@@ -167,7 +167,7 @@ PAPERS = (
         name="Equal and stratified partitions",
         here="`data.partition_by`, `data.stratify`",
         modules=("data", "order/layout.py"),
-        command="python -m benchmarks.ingest --help",
+        command="python -m benchmarks.ingest",
         test="unit/test_benchmarks_ingest.py",
         measured=Measured(
             file="benchmarks/baselines/ingest.json",
@@ -182,7 +182,7 @@ PAPERS = (
         here="blocks kept by content on each node, `data.prefetch_steps`, what is read first is "
         "pinned in memory",
         modules=("data", "on_ray/ingest.py", "step/feed.py"),
-        command="python -m benchmarks.ingest --help",
+        command="python -m benchmarks.ingest",
         test="unit/test_benchmarks_ingest.py",
         measured=Measured(
             file="benchmarks/baselines/ingest.json",
@@ -200,7 +200,7 @@ PAPERS = (
         name="Quantization of updates to 16 and 8 bits, and fewer",
         here="`sync.codec`: bf16, int8, int4, topk; what is lost is kept and sent later",
         modules=("sync/codecs.py", "sync/residual.py"),
-        command="python -m benchmarks.codecs --help",
+        command="python -m benchmarks.codecs",
         test="unit/test_sync_codecs.py",
         measured=Measured(file=f"{RESULTS}/sync_grid.json", said=_codecs),
     ),
@@ -209,7 +209,7 @@ PAPERS = (
         here="`sync.period`: workers make some steps by themselves, and then exchange how far they "
         "have come; `sync.stream`: in fragments, while they compute",
         modules=("step/rounds.py", "step/fragments.py", "sync/period.py"),
-        command="python -m benchmarks.run --scenario S3 --contestants limit,raycloud-auto --quick",
+        command="python -m benchmarks.run --scenario S3 --contestants limit,raycloud-auto",
         test="testbed/test_quick.py",
         measured=Measured(file=f"{RESULTS}/sync/S3.json", said=ratio("raycloud-auto")),
     ),
@@ -217,7 +217,7 @@ PAPERS = (
         name="Hierarchical aggregation",
         here="`sync.topology: tree`: whole inside a zone, encoded between zones",
         modules=("net/tree.py",),
-        command="python -m benchmarks.run --scenario S9 --contestants limit,raycloud-auto --quick",
+        command="python -m benchmarks.run --scenario S9 --contestants limit,raycloud-auto",
         test="testbed/test_quick.py",
         measured=Measured(file=f"{RESULTS}/sync/S9.json", said=ratio("raycloud-auto-tree")),
     ),
@@ -225,7 +225,7 @@ PAPERS = (
         name="Asynchronous updates",
         here="`sync.staleness` with servers: bounded (SSP), or unbounded",
         modules=("step/asynchronous.py", "server"),
-        command="python -m benchmarks.run --scenario S2 --contestants limit,raycloud-ssp --quick",
+        command="python -m benchmarks.run --scenario S2 --contestants limit,raycloud-ssp",
         test="testbed/test_quick.py",
         measured=Measured(file=f"{RESULTS}/sync/S2-servers.json", said=_stale),
     ),
@@ -274,7 +274,7 @@ PAPERS = (
         here="`elastic.min_workers`, `max_workers` (`auto`), `autoscale`; "
         "`raycloud scale RUN` while it runs",
         modules=("control/scaling.py", "control/membership.py", "on_ray/fleet.py"),
-        command="python -m benchmarks.run --scenario S8 --contestants limit,raycloud --quick",
+        command="python -m benchmarks.run --scenario S8 --contestants limit,raycloud",
         test="testbed/test_quick.py",
         measured=Measured(file=f"{RESULTS}/S8.json", said=ratio("raycloud", "goodput")),
     ),
@@ -303,7 +303,7 @@ PAPERS = (
         name="Load forecast by a grey Markov chain",
         here="one of several forecasts; the one that errs least is used, and named",
         modules=("planner/forecast.py", "planner/expected.py"),
-        command="python -m benchmarks.forecast --help",
+        command="python -m benchmarks.forecast",
         test="unit/test_planner_forecast.py",
         measured=Measured(
             file=f"{RESULTS}/forecast.json",
@@ -321,7 +321,7 @@ PAPERS = (
         name="Routes by a Markov decision process",
         here="a newcomer's state comes through a third worker where its own link is thin",
         modules=("planner/routes.py", "recovery/relay.py"),
-        command="python -m benchmarks.relaying --help",
+        command="python -m benchmarks.relaying",
         test="testbed/test_links.py",
         measured=Measured(
             file=f"{RESULTS}/relaying.json",
@@ -423,8 +423,8 @@ _INTRO = """\
 <!-- Generated by docs/generate.py from docs/strategies.py and the results: change it there. -->
 
 raycloud starts from the strategies of four papers and of practice: what each is called here, where
-it is, what shows it, and what came of it. A figure stands in the file beside it, with its machine;
-commands with `--quick` or `--help` are what the tests execute, those that measure take hours.
+it is, what shows it, and what came of it. A figure stands in the file beside it, with its machine.
+A race takes an hour; with `--quick` it only shows that it works.
 """
 
 _DECLINED = """\
