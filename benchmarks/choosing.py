@@ -28,7 +28,7 @@ from benchmarks.machine import ROOT, describe, load
 from benchmarks.racing.contestant import Attempt
 from benchmarks.racing.raycloud_contestants import Raycloud
 from benchmarks.racing.registry import AUTO
-from benchmarks.racing.scenarios import GLOBAL_BATCH, PER_WORKER, SCENARIOS, Scenario
+from benchmarks.racing.scenarios import GLOBAL_BATCH, SCENARIOS, Scenario
 from benchmarks.testbed import Testbed
 from benchmarks.testbed.cluster import Cluster
 from benchmarks.workload import LEARNING_RATE
@@ -74,7 +74,11 @@ def told(run: Path) -> list[str]:
     """What the log says of the choice."""
     events = [event for _, event in read_events(run / "events.jsonl")]
     some = [one for one in events if isinstance(one, Noticed)]
-    return [f"{one.what}: {dict(one.detail)}"[:300] for one in some if "updates" in one.what]
+    return [f"{one.what}: {dict(one.detail)}"[:300] for one in some if _of_sync(one.what)]
+
+
+def _of_sync(what: str) -> bool:
+    return any(word in what for word in ("exchange", "round", "updates"))
 
 
 def compared(scenario: Scenario, *, steps: int, points: Sequence[str]) -> Row:
@@ -94,7 +98,7 @@ def compared(scenario: Scenario, *, steps: int, points: Sequence[str]) -> Row:
                 nodes=tuple(bed.nodes),
                 most_nodes=len(bed.nodes),
                 global_batch=GLOBAL_BATCH,
-                per_worker=PER_WORKER,
+                per_worker=GLOBAL_BATCH // len(bed.nodes),
                 learning_rate=LEARNING_RATE,
                 elastic=False,
                 ray_address=cluster.address,

@@ -69,7 +69,7 @@ class Perceptron(nn.Module):
 
     def forward(self, numbers: Tensor, categories: Tensor) -> Tensor:
         if self.rows is not None:
-            ids = categories + MOST * torch.arange(len(CATEGORIES))
+            ids = categories + MOST * torch.arange(len(CATEGORIES), device=categories.device)
             embedded = [self.rows(ids).flatten(1)]
         else:
             embedded = [one(categories[:, i]) for i, one in enumerate(self.embeddings)]

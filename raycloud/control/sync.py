@@ -27,9 +27,7 @@ _ROUNDS = 3  # that are looked at at least, where steps are made in rounds
 _MOST_FAILED = 3  # changes to one point that broke
 _MOST_BEGINS = 4  # of a tour, as members come and go
 _CHANGE_S = 0.5  # costs a change, where none was measured
-_CHANGED = (
-    1.5  # times as long, or as short, as after the tour an exchange takes where links changed
-)
+_CHANGED = 1.5  # times as long, or as short, an exchange takes where links have changed
 _LOOKS = 2  # in a row must have seen it: no odd moment has
 
 

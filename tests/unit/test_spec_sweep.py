@@ -11,6 +11,7 @@ from raycloud.errors import SpecError
 from raycloud.spec.load import load_job, with_values
 from raycloud.spec.sweep import Parameter, dump_sweep, load_sweep, trial_job
 from raycloud.spec.yaml_text import write
+from raycloud.tuning.search import Grid
 
 JOBS = Path(__file__).parents[2] / "jobs"
 GOOD: dict[str, Any] = {
@@ -45,6 +46,9 @@ def test_the_job_of_a_sweep_is_a_job(tmp_path: Path) -> None:
     job, sweep = load_sweep(JOBS / "gpt_sweep.yaml")
     assert sweep.trials == 16
     assert sweep.space["sync.period"].choice == [8, 16]  # topk alone is refused, without a period
+    points = [asked[1] for asked in iter(Grid(sweep.space).ask, None)]
+    assert len(points) == 15 <= sweep.trials
+    assert all(trial_job(job, sweep, point) for point in points)
     assert with_values(job, {"sync.codec": "int4", "settings.width": 8}).settings["width"] == 8
 
 
