@@ -46,6 +46,8 @@ def autoscaled(ray_tmpdir: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     Ray's own `AutoscalingCluster` ends every Ray of this machine first.
     """
     import ray
+    from ray._private.authentication.authentication_utils import get_authentication_mode_name
+    from ray._raylet import get_authentication_mode
 
     folder = tmp_path_factory.mktemp("autoscaled")
     [port] = free_ports(1)
@@ -70,9 +72,11 @@ def autoscaled(ray_tmpdir: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         "--include-dashboard=false", "--disable-usage-stats", "--object-store-memory=100000000",
         f"--autoscaling-config={folder / 'autoscaler.json'}",
     )  # fmt: skip
+    # This process reads its mode once, maybe for a module before; the token is inherited.
+    mode = get_authentication_mode_name(get_authentication_mode())
     variables = PATIENCE | {
         "RAY_TMPDIR": str(ray_tmpdir),
-        "RAY_AUTH_MODE": "token",  # which this process may have read by now; its token is inherited
+        "RAY_AUTH_MODE": mode,
         "RAY_FAKE_CLUSTER": "1",
         "AUTOSCALER_UPDATE_INTERVAL_S": "1",
     }
@@ -83,14 +87,13 @@ def autoscaled(ray_tmpdir: Path, tmp_path_factory: pytest.TempPathFactory) -> It
             seconds=START_S,
         )
         assert found is not True, one.err
-        monkeypatch = pytest.MonkeyPatch()
-        monkeypatch.setenv("RAY_AUTH_MODE", "token")
-        ray.init(found[1], log_to_driver=False, logging_level="ERROR")
         try:
-            yield found[1]
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("RAY_AUTH_MODE", mode)
+                ray.init(found[1], log_to_driver=False, logging_level="ERROR")
+                yield found[1]
+                ray.shutdown()
         finally:
-            ray.shutdown()
-            monkeypatch.undo()
             one.process.terminate()
             one.code()
             for pid in processes_below(ray_tmpdir):  # the node that the autoscaler has started
