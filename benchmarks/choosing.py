@@ -147,6 +147,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=150, help="of the run by auto")
     parser.add_argument("--quick", action="store_true", help="to see that it works")
     asked = parser.parse_args(arguments)
+    for name in asked.scenarios.split(","):
+        if name not in SCENARIOS:
+            parser.error(f"--scenarios {name!r}: give some of {', '.join(SCENARIOS)}")
     rows = []
     before = load()
     for name in asked.scenarios.split(","):

@@ -144,6 +144,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--depth", type=int, default=4)
     parser.add_argument("--enlarged", type=int, default=4)
     told = parser.parse_args(arguments)
+    if not any(told.images.glob("*train*.parquet")):
+        parser.error(f"--images {told.images}: holds no *train*.parquet; give CIFAR-10's directory")
     found = _measure(told)
     best = min(found["together"], key=lambda name: found["together"][name]["step_s"])
     found["best_together"] = best
