@@ -208,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args(arguments)
-    if asked.members < 2 or asked.steps < 3:  # noqa: PLR2004 - one is killed, a third of the way
+    if asked.members < 2 or asked.steps < 3:
         parser.error("give at least two members and three steps: one is killed on the way")
     count, before = asked.members, load()
     job = Job(
