@@ -1,16 +1,17 @@
 """Quality of the jobs in `jobs/` on real data: by raycloud with two workers, and in plain PyTorch.
 
-    python -m benchmarks.jobs --data DIRECTORY [--json FILE] [--only NAME ...]
+    python -m benchmarks.jobs --data DIRECTORY [--json FILE] [--only NAME ...] [--gpu]
 
 DIRECTORY holds CIFAR-10 (`images/cifar10-*.parquet`), sessions of a shop
 (`clicks/online_shoppers_intention.csv`) and English texts (`text/tinyshakespeare.txt` and
 `text/wikitext-2-valid.txt`). Models are small and steps are few, so that two cores do it in
-minutes: far from what these networks come to, and enough to tell a loop that trains worse.
+minutes: far from what these networks come to, and enough to tell a loop that trains worse. `--gpu`
+takes larger ones, with one worker on one GPU, and in bf16 on both sides.
 
 Both take as many samples with the same model, optimizer, schedule and clipping, from three seeds.
 The plain loop shuffles by itself, so that its batches are others; it computes each as one pass,
-where raycloud has micro-batches: BatchNorm sees more at once. What is read from a file of results
-is not run again.
+where raycloud has micro-batches: BatchNorm sees more at once, but for the cases of a GPU, whose
+micro-batch is the batch. What is read from a file of results is not run again.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from pydoc_data.topics import topics
 from statistics import fmean, variance
@@ -41,10 +43,12 @@ from raycloud.data.cache import BlockCache
 from raycloud.metrics import Metric, merge_all
 from raycloud.on_ray.tasks import resolve
 from raycloud.spec import load_job
+from raycloud.step.device import choose, move
 from tests.one_process import prepare_here
 
 SEEDS = (0, 1, 2)
 WORKERS = 2
+CORES = 8  # of the worker that has a GPU: for its data
 PASSAGE = 32  # characters
 MEASURED_AT_ONCE = 250
 VEHICLES = (0, 1, 8, 9)  # classes of CIFAR-10
@@ -63,6 +67,7 @@ class Case:
         path: Writes the data below the second path, from those of the first; or finds it.
         metric: What is compared.
         settings: Fields of the job that are others here.
+        gpu: It is for a GPU.
     """
 
     job: str
@@ -71,6 +76,7 @@ class Case:
     path: Callable[[Path, Path], Path]
     metric: str
     settings: Mapping[str, Any]
+    gpu: bool = False
 
 
 def passages(source: Path) -> dict[str, list[tuple[str, int]]]:
@@ -95,11 +101,12 @@ def _written(folder: Path, split: str, table: pa.Table) -> None:
     pq.write_table(table, folder / f"{split}.parquet")
 
 
-def images(source: Path, folder: Path) -> Path:
-    """20,000 images of CIFAR-10 to train on, and 2,000 held out."""
-    asked = {"train": (("train-0", "train-1"), 20_000), "test": (("test-0",), 2_000)}
-    for split, (files, rows) in asked.items():
-        tables = [pq.read_table(source / "images" / f"cifar10-{name}.parquet") for name in files]
+def images(source: Path, folder: Path, files: int = 2, held_out: int = 2_000) -> Path:
+    """Images of CIFAR-10: 10,000 of each file to train on, and some held out."""
+    names = tuple(f"train-{number}" for number in range(files))
+    asked = {"train": (names, 10_000 * files), "test": (("test-0",), held_out)}
+    for split, (some, rows) in asked.items():
+        tables = [pq.read_table(source / "images" / f"cifar10-{name}.parquet") for name in some]
         _written(folder, split, pa.concat_tables(tables).slice(0, rows))
     return folder
 
@@ -125,13 +132,26 @@ def pairs(source: Path, folder: Path) -> Path:
     return folder
 
 
-def gpt_case(width: int, steps: int) -> Case:
-    """`jobs/gpt.yaml` at a width."""
+def gpt_case(width: int, steps: int, *, depth: int = 2, gpu: bool = False) -> Case:
+    """`jobs/gpt.yaml` at a width and depth."""
+    layers = f" and depth {depth}" if gpu else ""
+    settings = {"steps": steps, "settings.width": width, "settings.depth": depth}
     return Case(
-        job="gpt", model=f"GPT of width {width}", metric="loss",
+        job="gpt", model=f"GPT of width {width}{layers}", metric="loss",
         data="Shakespeare, 1.1 MB; nats per byte",
         path=lambda source, _: source / "text/tinyshakespeare.txt",
-        settings={"steps": steps, "settings.width": width, "evaluate.max_samples": "null"},
+        settings={**settings, "evaluate.max_samples": "null"}, gpu=gpu,
+    )  # fmt: skip
+
+
+def resnet_case(depth: int, steps: int) -> Case:
+    """`jobs/resnet.yaml` with the networks of the paper, for a GPU."""
+    sizes = {"settings.depth": depth, "settings.width": 64}
+    batches = {"global_batch": 128, "micro_batch": 128}
+    return Case(
+        job="resnet", model=f"ResNet-{depth} of width 64", metric="accuracy",
+        data="CIFAR-10, 50,000 images", path=partial(images, files=5, held_out=10_000),
+        settings={"epochs": "null", "steps": steps, **batches, **sizes}, gpu=True,
     )  # fmt: skip
 
 
@@ -160,15 +180,20 @@ CASES = {
     ),
     "gpt-96": gpt_case(96, 300),
     "gpt-192": gpt_case(192, 200),
+    "gpt-384": gpt_case(384, 400, depth=6, gpu=True),
+    "gpt-768": gpt_case(768, 300, depth=12, gpu=True),
+    "resnet-50": resnet_case(50, 780),
+    "resnet-18": resnet_case(18, 1560),
 }  # fmt: skip
 
 
-def by_raycloud(case: Case, overrides: Sequence[str]) -> tuple[float, int]:
-    """The measure that a run comes to, and its samples."""
+def by_raycloud(case: Case, overrides: Sequence[str]) -> Record:
+    """The summary of a run."""
     with attempt() as place:
-        workers = [f"elastic.{end}_workers={WORKERS}" for end in ("min", "max")]
-        summary = train(place, f"{case.job}.yaml", [*overrides, *workers]).summary
-    return summary["eval"][case.metric], summary["samples"]
+        count = 1 if case.gpu else WORKERS
+        workers = [f"elastic.{end}_workers={count}" for end in ("min", "max")]
+        workers += ["resources.worker.gpus=1", f"resources.worker.cpus={CORES}"] * case.gpu
+        return train(place, f"{case.job}.yaml", [*overrides, *workers]).summary
 
 
 def in_pytorch(case: Case, overrides: Sequence[str], cache: Path) -> tuple[float, int]:
@@ -179,7 +204,9 @@ def in_pytorch(case: Case, overrides: Sequence[str], cache: Path) -> tuple[float
     samples, held_out, steps = provided.train, provided.held_out, job.steps
     torch.manual_seed(job.seed)
     rng = np.random.default_rng(job.seed)
-    model = task.model()
+    device = choose(int(case.gpu))
+    cast = partial(torch.autocast, device.type, torch.bfloat16, job.precision == "bf16")
+    model = task.model().to(device)
     optimizer = task.optimizer(model)
     schedule = task.scheduler(optimizer, steps)
     order, taken = np.zeros(0, np.int64), 0
@@ -187,7 +214,9 @@ def in_pytorch(case: Case, overrides: Sequence[str], cache: Path) -> tuple[float
         if not len(order):
             order = rng.permutation(len(samples))
         ids, order = order[: job.global_batch], order[job.global_batch :]
-        loss = task.loss(model, task.batch(samples.gather(ids), rng))
+        batch = move(task.batch(samples.gather(ids), rng), device)
+        with cast():
+            loss = task.loss(model, batch)
         optimizer.zero_grad()
         loss.backward()
         if job.clip_norm is not None:
@@ -198,10 +227,11 @@ def in_pytorch(case: Case, overrides: Sequence[str], cache: Path) -> tuple[float
         taken += len(ids)
     model.eval()
     parts: list[Mapping[str, Metric]] = []
-    with torch.no_grad():
+    with torch.no_grad(), cast():
         for at in range(0, len(held_out), MEASURED_AT_ONCE):
             ids = np.arange(at, min(at + MEASURED_AT_ONCE, len(held_out)))
-            parts.append(task.metrics(model, task.batch(held_out.gather(ids), None), len(ids)))
+            batch = move(task.batch(held_out.gather(ids), None), device)
+            parts.append(task.metrics(model, batch, len(ids)))
     return merge_all(parts)[case.metric].value(), taken
 
 
@@ -223,12 +253,15 @@ def compared(ours: Sequence[float], theirs: Sequence[float]) -> Record:
 def measure(case: Case, source: Path, folder: Path) -> Record:
     """All seeds of a case, the two in turns."""
     path = case.path(source, folder / "data")
-    ours, theirs, seconds = [], [], []
+    ours, theirs, seconds, used = [], [], [], []
     for seed in SEEDS:
         fields = {"data.path": path, "data.cache.path": folder / "cache", "seed": seed}
+        fields |= {"precision": "bf16"} if case.gpu else {}
         overrides = [f"{name}={value}" for name, value in {**case.settings, **fields}.items()]
         began_s = time.monotonic()
-        value, samples = by_raycloud(case, overrides)
+        summary = by_raycloud(case, overrides)
+        value, samples = summary["eval"][case.metric], summary["samples"]
+        used.append(summary["usage"][0])
         middle_s = time.monotonic()
         other, taken = in_pytorch(case, overrides, folder / "cache")
         if samples != taken:
@@ -240,7 +273,8 @@ def measure(case: Case, source: Path, folder: Path) -> Record:
     return {
         "job": case.job, "model": case.model, "data": case.data, "settings": dict(case.settings),
         "metric": case.metric, "samples": samples, "seeds": list(SEEDS), "raycloud": ours,
-        "pytorch": theirs, "seconds": np.round(seconds, 1).tolist(), **compared(ours, theirs),
+        "pytorch": theirs, "usage": used, "seconds": np.round(seconds, 1).tolist(),
+        **compared(ours, theirs),
     }  # fmt: skip
 
 
@@ -266,20 +300,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", nargs="+", choices=CASES, default=[*CASES])
+    parser.add_argument("--only", nargs="+", choices=CASES)
+    parser.add_argument("--gpu", action="store_true", help="the cases for a GPU, and no others")
     asked = parser.parse_args()
+    names = asked.only or [name for name, case in CASES.items() if case.gpu == asked.gpu]
     found: dict[str, Record] = {}
     if asked.json and asked.json.exists():
         found = json.loads(asked.json.read_text())["cases"]
     torch.set_num_threads(WORKERS)
-    for name in asked.only:
+    for name in names:
         if name in found:
             continue
         with tempfile.TemporaryDirectory() as folder:
             found[name] = measure(CASES[name], asked.data.resolve(), Path(folder))
         found = {known: found[known] for known in CASES if known in found}
         if asked.json:
-            told = {"machine": describe(set(range(WORKERS))), "cases": found}
+            machine = describe(set(range(WORKERS)))
+            if torch.cuda.is_available():
+                machine |= {"gpu": torch.cuda.get_device_name()}
+            told = {"machine": machine, "cases": found}
             asked.json.write_text(json.dumps(told, indent=1) + "\n")
     print("\n".join(table(found)))
 

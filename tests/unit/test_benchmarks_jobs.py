@@ -13,7 +13,7 @@ from benchmarks.machine import ROOT
 from raycloud import load_job
 from tests.jobs import JOBS
 
-RESULTS = ROOT / "benchmarks" / "results" / "jobs.json"
+RESULTS = [ROOT / "benchmarks" / "results" / f"{name}.json" for name in ("jobs", "jobs_gpu")]
 
 
 @pytest.fixture
@@ -61,7 +61,9 @@ def test_a_difference_is_noise_where_its_interval_holds_zero() -> None:
 
 
 def test_the_page_has_the_table_of_the_results() -> None:
-    cases = json.loads(RESULTS.read_text())["cases"]
+    each = [json.loads(file.read_text())["cases"] for file in RESULTS]
+    assert [{CASES[name].gpu for name in cases} for cases in each] == [{False}, {True}]
+    cases = each[0] | each[1]
     assert [*cases] == [name for name in CASES if name in cases]
     assert all(one["seeds"] == list(SEEDS) for one in cases.values())
     _, _, below = (ROOT / "docs/jobs.md").read_text().partition("<!-- measured -->\n")
