@@ -36,7 +36,11 @@ pygments_style = "friendly"
 pygments_dark_style = "github-dark"
 
 # Pages that stand above this folder, where forges look for them, and the pages that show them here.
-ABOVE = {"contributing": "CONTRIBUTING.md", "changes": "CHANGELOG.md"}
+ABOVE = {
+    "benchmarks": "BENCHMARKS.md",
+    "changes": "CHANGELOG.md",
+    "contributing": "CONTRIBUTING.md",
+}
 SHOWN = {name: f"{page}.md" for page, name in ABOVE.items()} | {"README.md": "index.md"}
 LINK = re.compile(r"\]\(([^)#\s]+)")
 
