@@ -16,6 +16,7 @@ DOCS = ROOT / "docs"
 README = ROOT / "README.md"
 
 BLOCK = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+HEAD = re.compile(r"--- (\S+)\n\+\+\+ (\S+)\n")
 NAMED = re.compile(r"# (\S+\.\w+)\n")
 COMMENT = re.compile(r"\s+#.*")
 
@@ -35,16 +36,32 @@ class Block:
     text: str
 
     @property
-    def file(self) -> str | None:
-        """The file that the block is: its first line is a comment with the name."""
+    def files(self) -> dict[str, str]:
+        """The files that the block is, by name.
+
+        A block of Python or YAML is the one that its first line names, in a comment; a diff is two,
+        before and after.
+        """
+        if self.language == "diff" and (head := HEAD.match(self.text)):
+            lines = self.text[head.end() :].splitlines()
+            sides = zip(head.groups(), "+-", strict=True)
+            return {
+                name: "".join(f"{line[1:]}\n" for line in lines if line[:1] != others)
+                for name, others in sides
+            }
         named = NAMED.match(self.text)
-        return named[1] if named and self.language in {"python", "yaml"} else None
+        return {named[1]: self.text} if named and self.language in {"python", "yaml"} else {}
 
     @property
     def commands(self) -> list[str]:
         """Its lines as commands, without comments."""
         lines = self.text.replace("\\\n", " ").splitlines()
         return [COMMENT.sub("", line).strip() for line in lines if COMMENT.sub("", line).strip()]
+
+    @property
+    def is_transcript(self) -> bool:
+        """Whether it shows what a terminal did, commands behind `$`."""
+        return self.language == "text" and self.text.startswith("$ ")
 
 
 def pages() -> list[Path]:

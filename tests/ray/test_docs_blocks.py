@@ -2,7 +2,7 @@
 
 A block whose first line names a file is that file; commands run in one folder per page. What is
 executed by another test, because it needs a cluster or an installation of its own, is listed below
-with that test.
+with that test. Transcripts are held by tests/unit/test_readme.py.
 """
 
 from __future__ import annotations
@@ -56,9 +56,11 @@ def test_every_block_is_of_a_kind_that_is_executed(page: Path) -> None:
             assert block.commands
             strange = [line for line in block.commands if not line.startswith(EXECUTED)]
             assert not strange, f"{page.name}: nothing here executes {strange}"
-        elif not block.text.startswith(TREE):
-            assert block.language in {"python", "yaml"}, f"{page.name}: {block.language} block"
-            assert block.language == "python" or block.file, f"{page.name}: a file without a name"
+        elif not block.text.startswith(TREE) and not block.is_transcript:
+            assert block.language in {"python", "yaml", "diff"}, (
+                f"{page.name}: {block.language} block"
+            )
+            assert block.language == "python" or block.files, f"{page.name}: a file without a name"
 
 
 def test_what_is_executed_elsewhere_is() -> None:
@@ -92,8 +94,9 @@ def test_the_blocks_do_what_they_say(
     executed, folder = 0, tmp_path / "work"
     folder.mkdir()
     for block in blocks(page):
-        if block.file:
-            (folder / block.file).write_text(block.text)
+        if block.files:
+            for name, text in block.files.items():
+                (folder / name).write_text(text)
         elif block.language == "python":
             exec(compile(block.text, page.name, "exec"), {"__name__": "a_block"})
         elif is_commands(block):
@@ -125,7 +128,7 @@ def _run(line: str, folder: Path, out: Path, environment: dict[str, str]) -> Non
 def _check(page: Path, folder: Path, tmp_path: Path) -> None:
     """What the pages say of what is there afterwards."""
     runs = sorted(log.parent for log in folder.glob("runs/**/events.jsonl"))
-    assert len(runs) >= 2
+    assert len(runs) >= 2, runs
     told = {row[0].strip("`/") for row in table(DOCS / "operations.md", "What a run leaves")}
     for run in runs:
         assert exact_steps(run) > 0
@@ -191,6 +194,8 @@ def test_make_test_is_every_check_and_the_tests_of_its_tier(
 
 
 def test_every_job_of_the_readme_can_be_loaded() -> None:
-    for name in re.findall(r"\((jobs/\w+\.yaml)\)", README.read_text()):
+    named = re.findall(r"\bjobs/\w+\.yaml", README.read_text())
+    assert named
+    for name in named:
         job = load_job(ROOT / name)
         assert resolve(job)(**job.settings)

@@ -146,6 +146,8 @@ def commands() -> dict[str, click.Command]:
 def asked(page: Path) -> list[str]:
     """What a page asks `raycloud` to do, in its blocks and in its words."""
     lines = [line for block in blocks(page) if not block.language for line in block.commands]
+    shown = [block.text for block in blocks(page) if block.is_transcript]
+    lines += [line[2:] for text in shown for line in text.splitlines() if line.startswith("$ ")]
     lines += codes(words(page))
     return [line for line in lines if re.match(r"raycloud( [a-z-]|$)", line)]
 
@@ -176,6 +178,10 @@ def test_every_block_of_python_and_yaml_can_be_read() -> None:
             compile(block.text, block.page, "exec")
         if block.language == "yaml":
             list(yaml.safe_load_all(block.text))
+        if block.language == "diff":
+            assert block.files
+            for name, text in block.files.items():
+                compile(text, name, "exec")
 
 
 def test_no_block_of_a_shell_is_torn() -> None:
