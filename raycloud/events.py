@@ -280,7 +280,8 @@ class StepsCommitted:
     gradient, and of the squared norm of its mean. From commit to commit a step took `typical_s`,
     the median (0: nobody has looked). Meters of its node say that it took `energy_j` joules; 0:
     none can be read. Of a node whose GPU alone has one, it is `gpu_only`. Its process takes
-    `memory_bytes` (0: unknown); its GPU was busy for the part `gpu_busy` of the last moment.
+    `memory_bytes` (0: unknown), and `gpu_bytes` on its GPU at most, which was busy for the part
+    `gpu_busy` of the last moment.
     """
 
     member: int
@@ -314,6 +315,7 @@ class StepsCommitted:
     typical_s: float = 0.0
     energy_j: float = 0.0
     memory_bytes: int = 0
+    gpu_bytes: int = 0
     gpu_busy: float | None = None
     gpu_only: bool = False
     skips: tuple[Mapping[str, Any], ...] = ()

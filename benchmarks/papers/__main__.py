@@ -53,7 +53,8 @@ def main() -> int:
             if (repeat, name) in done:
                 continue
             with tempfile.TemporaryDirectory(prefix="p", ignore_cleanup_errors=True) as place:
-                bed = Bed(setting, asked.images.resolve(), Path(place), asked.keep)
+                keep = asked.keep and asked.keep / f"{name}-{repeat}".replace(" ", "-")
+                bed = Bed(setting, asked.images.resolve(), Path(place), keep)
                 before = load()
                 found = run_once(bed, ROWS[name])
             machine = describe(os.sched_getaffinity(0))

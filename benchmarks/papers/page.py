@@ -1,17 +1,31 @@
-"""The table of the ablation, from its runs."""
+"""The page of the ablation, from its runs.
+
+    python -m benchmarks.papers.page
+
+Writes the tables of `docs/papers.md` and the chart beside it anew, from
+`benchmarks/results/papers`.
+"""
 
 from __future__ import annotations
 
+import json
+import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.papers.runs import middle
+from benchmarks.machine import ROOT
 from benchmarks.papers.scenario import ROWS
+from benchmarks.racing.chart import Bar, Group, draw
+
+PAGE, CHART = ROOT / "docs/papers.md", ROOT / "docs/pictures/benchmarks/papers.svg"
+RESULTS = ROOT / "benchmarks/results/papers"
+FILES = {"trunk-20": "20 Mbit/s between the zones", "trunk-100": "100 Mbit/s between the zones"}
 
 HEADING = (
     "| | s to the target | from the first step | sooner than the baseline | samples/s |"
-    " KB a sample | wait for data, ms a step | processors | memory, MB | cost | loss, beside the"
-    " baseline's |\n|---|---|---|---|---|---|---|---|---|---|---|"
+    " KB a sample | wait for data, ms a step | processors | memory, MB | cost, cents |"
+    " loss, beside the baseline's |\n|---|---|---|---|---|---|---|---|---|---|---|"
 )
 Run = Mapping[str, Any]
 
@@ -40,7 +54,7 @@ def table(runs: Sequence[Run]) -> tuple[list[str], float | None]:
             _number(middle(every, "wait_s_per_step"), "{:.0f}", 1e3),
             _number(middle(every, "cpu"), "{:.0f}%", 1e2),
             _number(middle(every, "memory_bytes"), "{:.0f}", 1e-6),
-            _number(middle(every, "cost"), "{:.4f}"),
+            _number(middle(every, "cost"), "{:.2f}", 1e2),
             _number(loss_beside(by["baseline"], every), "{:+.1%}"),
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -59,5 +73,117 @@ def loss_beside(base: Sequence[Run], runs: Sequence[Run]) -> float | None:
     return middle(found, "part")
 
 
+@dataclass(frozen=True)
+class Claim:
+    """A figure of the source papers, and what is held against it here.
+
+    Attributes:
+        what: In words.
+        theirs: As they give it.
+        row: Of the ablation, against the baseline.
+        name: Of what is measured.
+        form: How a change is written: of the ratio to the baseline, less 1.
+    """
+
+    what: str
+    theirs: str
+    row: str
+    name: str
+    form: str = "{:+.0%}"
+
+
+CLAIMS = (
+    Claim("dynamic allocation: time", "-25%", "+ allocation", "from_first_step_s"),
+    Claim("all: time", "-33%; 30 h to 10 h", "all", "seconds"),
+    Claim("all: samples/s", "+18%", "all", "samples_per_s"),
+    Claim("data: wait for it", "-35%", "+ data", "wait_s_per_step"),
+    Claim("communication: bytes", "-30% to -50%", "+ communication", "bytes_per_sample"),
+    Claim("all: processors", "75% to 90-95%", "all", "cpu"),
+    Claim("all: cost", "-25%", "all", "cost"),
+)
+
+
+def beside(runs: Sequence[Run]) -> list[str]:
+    """Lines of a table: what the papers say, and what was measured."""
+    lines = ["| | the papers | measured |", "|---|---|---|"]
+    for claim in CLAIMS:
+        base, ours = (
+            middle([one for one in runs if one["row"] == row], claim.name)
+            for row in ("baseline", claim.row)
+        )
+        said = "not known"
+        if claim.name == "cpu" and base is not None and ours is not None:
+            said = f"{base:.0%} to {ours:.0%}"
+        elif base and ours is not None:
+            said = claim.form.format(ours / base - 1.0)
+        lines.append(f"| {claim.what} | {claim.theirs} | {said} |")
+    return lines
+
+
+def middle(runs: Sequence[Run], name: str) -> float | None:
+    """The median of what runs have; None: one of them has nothing."""
+    values = [one[name] for one in runs]
+    return None if not values or None in values else statistics.median(values)
+
+
+def chart(settings: Mapping[str, Sequence[Run]]) -> str:
+    """Seconds to the target of each row; the spread is that of repeats."""
+    groups = []
+    for heading, runs in settings.items():
+        bars = []
+        for name, row in ROWS.items():
+            every = [one for one in runs if one["row"] == name]
+            if not every:
+                continue
+            took = middle(every, "seconds")
+            known = [one["seconds"] for one in every if one["seconds"] is not None]
+            bars.append(
+                Bar(
+                    name=name,
+                    value=took,
+                    low=min(known, default=0.0),
+                    high=max(known, default=0.0),
+                    words="not there in time" if took is None else f"{took:.0f} s",
+                    ours=not row.peer,
+                )
+            )
+        groups.append(Group(heading=heading, bars=tuple(bars)))
+    title = "The papers' strategies: seconds from command to the target"
+    return draw(title, groups, axis="seconds", least_end=1.0)
+
+
+def sections(settings: Mapping[str, Mapping[str, Any]]) -> str:
+    """What stands below the mark in the page."""
+    parts = []
+    for name, told in settings.items():
+        runs, repeats = told["runs"], len({one["repeat"] for one in told["runs"]})
+        times = "one repeat" if repeats == 1 else f"medians of {repeats} repeats"
+        rows = f"[rows](../benchmarks/results/papers/{name}.json)"
+        parts += [f"## {FILES[name]}", "", f"{times.capitalize()}, {rows}.", ""]
+        parts += [*table(runs)[0], "", *beside(runs), ""]
+    return "\n".join(parts).rstrip("\n") + "\n"
+
+
+def found() -> dict[str, dict[str, Any]]:
+    """The results that are there."""
+    files = {name: RESULTS / f"{name}.json" for name in FILES}
+    return {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+
+
+MARK = "<!-- measured -->\n"
+
+
+def main() -> None:
+    """Write the page and the chart."""
+    settings = found()
+    head, _, _ = PAGE.read_text().partition(MARK)
+    PAGE.write_text(f"{head}{MARK}{sections(settings)}")
+    CHART.write_text(chart({FILES[name]: told["runs"] for name, told in settings.items()}))
+
+
 def _number(value: float | None, form: str, factor: float = 1.0) -> str:
     return "" if value is None else form.format(value * factor)
+
+
+if __name__ == "__main__":
+    main()

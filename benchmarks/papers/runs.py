@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import statistics
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -159,7 +157,7 @@ def run_once(there: Bed, row: Row) -> dict[str, Any]:
             return _followed(there.setting, bed, process, followed)
         finally:
             if there.keep is not None:
-                _copy(there.place, there.keep / f"{row}")
+                _copy(there.place, there.keep)
 
 
 def _url(bed: Testbed) -> str:
@@ -276,9 +274,3 @@ def _copy(place: Path, kept: Path) -> None:
                  place / "server.log", place / "job.yaml"):  # fmt: skip
         if file.exists():
             shutil.copy(file, kept)
-
-
-def middle(runs: list[Mapping[str, Any]], name: str) -> float | None:
-    """The median of what runs have; None: one of them has nothing."""
-    values = [one[name] for one in runs]
-    return None if not values or None in values else statistics.median(values)

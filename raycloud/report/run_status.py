@@ -248,6 +248,7 @@ _TAGGED = {
     "node_cpu": ("Part of the cores of a node's workers that they use, in their steps.", "node"),
     "node_gpu": ("Part of the time that the GPUs of a node's workers are busy.", "node"),
     "node_memory_bytes": ("The most that a worker of a node was seen to take.", "node"),
+    "node_gpu_bytes": ("The same, on its GPU.", "node"),
     "node_sent_bytes_per_s": ("Bytes of updates a second that the workers of a node send.", "node"),
     "member_compute_s": ("Seconds of computing of a member, in this start of the run.", "member"),
     "held_out": ("Measures of the held-out samples.", "measure"),
@@ -284,7 +285,7 @@ def values(tally: Tally, job: Job, now_t: float) -> Iterator[tuple[str, float, s
         if member in tally.computed:
             yield "raycloud_member_compute_s", tally.computed[member][0], str(member)
     for one in usage(tally.used)[1:]:
-        for name in ("cpu", "gpu", "memory_bytes", "sent_bytes_per_s"):
+        for name in ("cpu", "gpu", "memory_bytes", "gpu_bytes", "sent_bytes_per_s"):
             if (used := getattr(one, name)) is not None:
                 yield f"raycloud_node_{name}", float(used), one.node
     for measure, value in tally.metrics.items():

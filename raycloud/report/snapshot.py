@@ -20,7 +20,7 @@ from raycloud.bounded import json_value, open_regular, read_whole
 from raycloud.report.log import Tail
 from raycloud.report.state import RunState
 
-FORMAT = 5  # raised whenever `RunState` comes to something else, or is kept otherwise
+FORMAT = 6  # raised whenever `RunState` comes to something else, or is kept otherwise
 EVERY = 10_000  # entries of the log; to read as many takes about a second
 
 _DIGESTED_BYTES = 1 << 16

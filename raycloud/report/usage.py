@@ -74,7 +74,7 @@ class Used:
         node: Where it is.
         cores: That it may use; 0: it has not said so.
         gpu_s: Seconds in which its GPU was busy, of `gpu_seen_s` in which somebody looked.
-        memory_bytes: The most that it was seen to take.
+        memory_bytes: The most that it was seen to take; `gpu_bytes`, on its GPU.
     """
 
     node: str = ""
@@ -84,6 +84,7 @@ class Used:
     gpu_s: float = 0.0
     gpu_seen_s: float = 0.0
     memory_bytes: int = 0
+    gpu_bytes: int = 0
     bytes_sent: int = 0
 
     def add(self, event: StepsCommitted) -> None:
@@ -92,6 +93,7 @@ class Used:
         self.cpu_s += event.cpu_s
         self.bytes_sent += event.bytes_sent
         self.memory_bytes = max(self.memory_bytes, event.memory_bytes)
+        self.gpu_bytes = max(self.gpu_bytes, event.gpu_bytes)
         if event.gpu_busy is not None:
             self.gpu_s += event.gpu_busy * event.wall_s
             self.gpu_seen_s += event.wall_s
@@ -107,6 +109,7 @@ class NodeUsage:
         cpu: Part of the cores that they may use; None: not known.
         gpu: Part of the time in which their GPUs computed; None: there are none, or nobody knows.
         memory_bytes: The most that one of them took; 0: not known.
+        gpu_bytes: Likewise, on its GPU; None: there are none.
         sent_bytes_per_s: Of updates, by all of them.
     """
 
@@ -115,6 +118,7 @@ class NodeUsage:
     cpu: float | None
     gpu: float | None
     memory_bytes: int
+    gpu_bytes: int | None
     sent_bytes_per_s: float
 
     def to_record(self) -> dict[str, Any]:
@@ -150,6 +154,7 @@ def _of(node: str, found: Iterable[Used]) -> NodeUsage:
         cpu=known_s / quota_s if quota_s > 0.0 else None,
         gpu=sum(one.gpu_s for one in every) / gpu_seen_s if gpu_seen_s > 0.0 else None,
         memory_bytes=max(one.memory_bytes for one in every),
+        gpu_bytes=max(one.gpu_bytes for one in every) or None,
         sent_bytes_per_s=sum(rates) if node or nodes == 1 else sum(rates) / nodes,
     )
 
@@ -178,7 +183,9 @@ def usage_text(records: Iterable[Mapping[str, Any]]) -> str:
             text += f" (node {least['node'][:_ID]} least, {percent(least[name])})"
         parts.append(text)
     if whole["memory_bytes"]:
-        parts.append(f"memory at most {byte_count(whole['memory_bytes'])} a worker")
+        gpu = whole.get("gpu_bytes")  # older summaries have none
+        more = f", {byte_count(gpu)} on its GPU" if gpu else ""
+        parts.append(f"memory at most {byte_count(whole['memory_bytes'])} a worker{more}")
     if whole["sent_bytes_per_s"]:
         parts.append(f"{byte_count(round(whole['sent_bytes_per_s']))}/s sent a node")
     return " · ".join(parts)

@@ -183,6 +183,7 @@ class Tally:
             energy_j=0.0 if self._meter is None else round(self._meter.joules(used_s), 3),
             gpu_only=self._meter is not None and self._meter.gpu_only,
             memory_bytes=0 if self._usage is None else self._usage.memory_bytes(),
+            gpu_bytes=0 if self._usage is None else self._usage.gpu_bytes(),
             gpu_busy=None if self._usage is None else self._usage.gpu_busy(),
             skips=tuple(skip.to_record() for s in steps for skip in s.skips),
             **sums,

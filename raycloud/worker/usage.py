@@ -94,6 +94,7 @@ class Usage:
         self._real = isinstance(clock, SystemClock)
         self.quota = cores_here() if self._real else 0.0
         self.cores = min(float(cpus), self.quota)
+        self._device = device
         self._busy = _gpu(device) if self._real and device.type == "cuda" else None
 
     def memory_bytes(self) -> int:
@@ -102,6 +103,10 @@ class Usage:
             return int(_STATM.read_text().split()[1]) * _PAGE_BYTES if self._real else 0
         except (OSError, ValueError, IndexError):
             return 0
+
+    def gpu_bytes(self) -> int:
+        """The most that torch has reserved on the GPU; 0: there is none."""
+        return torch.cuda.max_memory_reserved(self._device) if self._device.type == "cuda" else 0
 
     def gpu_busy(self) -> float | None:
         """The part of the last moment in which the GPU has computed; None: nobody knows."""

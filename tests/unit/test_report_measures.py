@@ -33,7 +33,7 @@ def committed(member: int, first: int, last: int) -> StepsCommitted:
     return replace(
         report, samples=32 * (last - first), weight=32.0, learning_rate=0.01, wall_s=2.0,
         compute_s=1.5, data_s=0.25, exchange_s=0.25, bytes_sent=100, cpu_s=1.0, memory_bytes=4096,
-        gpu_busy=0.75,
+        gpu_bytes=8192, gpu_busy=0.75,
     )  # fmt: skip
 
 
@@ -90,6 +90,7 @@ def test_every_number_of_a_run_is_there() -> None:
         **{("node_cpu", node): 0.25 for node in ("n0", "n1")},
         **{("node_gpu", node): 0.75 for node in ("n0", "n1")},
         **{("node_memory_bytes", node): 4096.0 for node in ("n0", "n1")},
+        **{("node_gpu_bytes", node): 8192.0 for node in ("n0", "n1")},
         **{("node_sent_bytes_per_s", node): 50.0 for node in ("n0", "n1")},
     }
     assert expected.items() <= found.items()

@@ -27,6 +27,7 @@ def told(cores: float = 0.5, gpu: float | None = None) -> Tally:
                 bytes_sent=4_000_000,
                 memory_bytes=(3 - step) << 20,
                 gpu_busy=gpu,
+                gpu_bytes=0 if gpu is None else (5 + step) << 20,
             )
             tally.apply(1.0 + step, report)
     return tally
@@ -38,7 +39,7 @@ def test_of_all_and_of_each_node() -> None:
     assert (whole.members, a.members, b.members) == (3, 2, 1)
     assert (a.cpu, b.cpu) == (1.0, 0.5)
     assert whole.cpu == pytest.approx(5 / 6)
-    assert (whole.gpu, a.gpu) == (None, None)
+    assert (whole.gpu, whole.gpu_bytes, a.gpu) == (None, None, None)
     assert {one.memory_bytes for one in (whole, a, b)} == {3 << 20}  # the most of any moment
     assert (a.sent_bytes_per_s, b.sent_bytes_per_s) == (4e6, 2e6)
     assert whole.sent_bytes_per_s == 3e6
@@ -50,7 +51,8 @@ def test_who_does_not_say_its_cores_counts_for_nothing() -> None:
 
 
 def test_gpus_are_busy_where_somebody_has_looked() -> None:
-    assert {one.gpu for one in usage(told(gpu=0.75).used)} == {0.75}
+    found = {(one.gpu, one.gpu_bytes) for one in usage(told(gpu=0.75).used)}
+    assert found == {(0.75, 6 << 20)}
 
 
 def test_the_summary_says_it() -> None:
@@ -60,3 +62,4 @@ def test_the_summary_says_it() -> None:
     assert "used" in text
     assert "processors 83% (node node-b least, 50%)" in text
     assert "GPUs 75%" in text
+    assert "memory at most 3.1 MB a worker, 6.3 MB on its GPU" in text

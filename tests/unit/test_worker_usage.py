@@ -57,4 +57,4 @@ def test_what_a_process_takes_is_seen_where_time_is_real() -> None:
     assert 0.0 < real.cores <= 1.0
     assert 10 << 20 < real.memory_bytes() < 1 << 40
     assert (virtual.cores, virtual.memory_bytes()) == (0.0, 0)
-    assert (real.gpu_busy(), virtual.gpu_busy()) == (None, None)
+    assert (real.gpu_busy(), virtual.gpu_busy(), real.gpu_bytes()) == (None, None, 0)

@@ -16,6 +16,7 @@ from tests.live import RAYCLOUD, asked, command, wait_for
 SOMETIMES = {  # known where a task measures held-out samples, and of GPUs where there are some
     "raycloud_held_out",
     "raycloud_node_gpu",
+    "raycloud_node_gpu_bytes",
 }
 
 
