@@ -106,7 +106,9 @@ class Usage:
 
     def gpu_bytes(self) -> int:
         """The most that torch has reserved on the GPU; 0: there is none."""
-        return torch.cuda.max_memory_reserved(self._device) if self._device.type == "cuda" else 0
+        if self._device.type != "cuda":
+            return 0
+        return int(import_module("torch.cuda").max_memory_reserved(self._device))
 
     def gpu_busy(self) -> float | None:
         """The part of the last moment in which the GPU has computed; None: nobody knows."""

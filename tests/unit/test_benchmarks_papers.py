@@ -17,7 +17,18 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from benchmarks.papers.page import loss_beside, table
+from benchmarks.papers.page import (
+    CHART,
+    FILES,
+    MARK,
+    PAGE,
+    beside,
+    chart,
+    found,
+    loss_beside,
+    sections,
+    table,
+)
 from benchmarks.papers.scenario import ALL, NONE, ROWS, STRATEGIES, ZONE_LABEL, Setting
 from benchmarks.papers.serving import Local, Pace, Remote, handler, read, together
 
@@ -116,3 +127,23 @@ def test_losses_are_compared_at_the_last_common_step() -> None:
     base, other = run("baseline", 1.0, losses="2.0 1.0"), run("all", 1.0, losses="1.9 1.1 0.5")
     assert loss_beside([base], [other]) == pytest.approx(0.1)
     assert loss_beside([base], [run("all", 1.0, repeat=1, losses="2.0")]) is None
+
+
+def test_what_the_papers_say_is_beside_what_was_measured() -> None:
+    base = {**run("baseline", 300.0), "cpu": 0.75, "cost": 0.04}
+    lines = beside([base, {**run("all", 60.0), "cpu": 0.9, "cost": 0.01}])
+    assert "| all: time | -33%; 30 h to 10 h | -80% |" in lines
+    assert "| all: processors | 75% to 90-95% | 75% to 90% |" in lines
+    assert "| all: cost | -25% | -75% |" in lines
+    assert "| data: wait for it | -35% | not known |" in lines
+
+
+def test_the_page_and_the_chart_are_those_of_the_results() -> None:
+    settings = found()
+    assert settings
+    assert PAGE.read_text().partition(MARK)[2] == sections(settings)
+    runs = {FILES[name]: told["runs"] for name, told in settings.items()}
+    assert CHART.read_text() == chart(runs)
+    for told in settings.values():
+        asked = Setting(trunk_mbit=told["setting"]["trunk_mbit"])
+        assert told["setting"] == asked.describe(), "what was run is what stands there"
