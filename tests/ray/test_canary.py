@@ -178,17 +178,15 @@ def test_nothing_that_reads_the_run_says_a_secret(failed: Command, named: Field)
 
 
 @pytest.mark.full
-def test_a_run_goes_on_once_the_environment_has_its_secrets(
-    failed: Command, named: Field, cluster: str
-) -> None:
-    """On a cluster that is there, as in what follows."""
+def test_a_run_goes_on_once_the_environment_has_its_secrets(failed: Command, named: Field) -> None:
+    """On a Ray of its own, as in what follows: workers of another one have their environment."""
     run = named.folder.parent / "run"
     before = published(run)
     on = ("train", "--resume", "--run-dir", run, "--set", "settings.fails_after=0")
     code, one = named.raycloud("without", *on, CANARY_CHECKPOINT="")
     assert code == 2
     assert "the environment variable CANARY_CHECKPOINT is not set" in one.err
-    code, one = named.raycloud("with", *on, RAY_ADDRESS=cluster)
+    code, one = named.raycloud("with", *on)
     assert code == 0, one.err
     assert exact_steps(run) == STEPS
     assert published(run)[: len(before)] == before
@@ -196,15 +194,12 @@ def test_a_run_goes_on_once_the_environment_has_its_secrets(
 
 
 @pytest.mark.full(only="secrets in the job file are left out of the run directory")
-def test_secrets_in_the_job_file_are_left_out_and_asked_for_again(
-    named: Field, cluster: str
-) -> None:
+def test_secrets_in_the_job_file_are_left_out_and_asked_for_again(named: Field) -> None:
     place = named.folder.parent.with_name("literal")
     place.mkdir()
     job, run = place / "job.yaml", place / "run"
     job.write_text(literal(named).replace("/checkpoints", "/others"))
-    there = {"RAY_ADDRESS": cluster, "CANARY_PASSWORD": ENVIRONMENT, "WANDB_SILENT": "true"}
-    bare = Field(place / "job", there)
+    bare = Field(place / "job", {"CANARY_PASSWORD": ENVIRONMENT, "WANDB_SILENT": "true"})
     code, one = bare.raycloud("stops", "train", job, "--run-dir", run)
     assert code == 2, one.err
     on = ("--resume", "--run-dir", run, "--set", "settings.fails_after=0")

@@ -107,7 +107,7 @@ def test_all_workers_are_killed_at_once_again_and_again(tmp_path: Path, ray_tmpd
 
 @pytest.mark.full
 def test_workers_are_killed_one_after_the_other(tmp_path: Path) -> None:
-    """The one that was asked for in the first one's place is there, or on its way."""
+    """Those that were asked for in their places are there, or on their way."""
     job = job_of(tmp_path, 100, checkpoint={"every_steps": 20})
     kills = [committed(25), lambda event: isinstance(event, MemberSpawned) and event.member > 1]
     first: dict[int, int] = {}
@@ -126,4 +126,4 @@ def test_workers_are_killed_one_after_the_other(tmp_path: Path) -> None:
     [back] = of_kind(RolledBack, run.events)
     assert back.step >= 20
     assert {e.member for e in of_kind(MemberLost, run.events)} >= {0, 1}
-    assert 2 in {e.member for e in of_kind(StepsCommitted, run.events)}
+    assert {e.member for e in of_kind(StepsCommitted, run.events)} - {0, 1}
