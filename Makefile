@@ -62,7 +62,7 @@ test: TIER := not full
 test: check  ## every check, and every kind of test, one case per promise; what is not marked `full`
 test-all: TIER := full or not full
 test-all: export RAYCLOUD_TESTS := full
-test-all: check  ## every check and every test, with four times as many examples of each property
+test-all: check  ## every check and every test, with twice as many examples of each property
 test test-all:
 	@.ci/tools
 ifeq ($(ARGS),)

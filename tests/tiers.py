@@ -14,7 +14,7 @@ from hypothesis import settings
 
 FULL = os.environ.get("RAYCLOUD_TESTS") == "full"  # set by `make test-all`
 FEWEST = 25  # examples of a property in the fast tier; none has fewer unless it has fewer in both
-SHARE = 4  # else one in this many
+SHARE = 2  # else one in this many
 
 
 def drawn(many: int) -> int:
@@ -22,7 +22,7 @@ def drawn(many: int) -> int:
     return many if FULL else min(many, max(FEWEST, many // SHARE))
 
 
-EXAMPLES = drawn(100)  # of a property that says nothing of its own
+EXAMPLES = drawn(50)  # of a property that says nothing of its own
 
 
 def examples(many: int, **more: Any) -> settings:

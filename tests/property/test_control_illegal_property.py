@@ -134,7 +134,7 @@ def job_of_two():
     return job, list(job.start(0.0))
 
 
-@examples(60)
+@examples(30)
 @given(st.booleans(), st.booleans(), st.lists(any_event(), min_size=2, max_size=5))
 def test_an_illegal_event_changes_nothing_wherever_the_job_stands(stopped, grown, odd):
     job, commands = job_of_two()
@@ -149,7 +149,7 @@ def test_an_illegal_event_changes_nothing_wherever_the_job_stands(stopped, grown
     assert job.committed_step == 4
 
 
-@examples(150)
+@examples(75)
 @given(st.lists(any_event(), max_size=40))
 def test_a_soup_of_events_never_breaks_the_machine(events):
     job, commands = job_of_two()

@@ -176,7 +176,7 @@ def check_samples(fleet, ledger, taken):
             assert 0 <= left < least
 
 
-@examples(120)
+@examples(60)
 @given(scenes(faults=False))
 def test_without_faults_every_step_is_committed(scene):
     fleet = Fleet(scene).run()
@@ -187,7 +187,7 @@ def test_without_faults_every_step_is_committed(scene):
     check_ledger(fleet)
 
 
-@examples(200)
+@examples(100)
 @given(scenes())
 def test_whatever_happens_the_run_ends_and_is_exact(scene):
     fleet = Fleet(scene).run()
@@ -211,7 +211,7 @@ def test_whatever_happens_the_run_ends_and_is_exact(scene):
     assert not fleet.job.on(late, fleet.now_s)
 
 
-@examples(60)
+@examples(30)
 @given(st.lists(scenes(), min_size=1, max_size=3), scenes(faults=False))
 def test_a_run_resumed_again_and_again_is_exact(tries, last):
     lines, manifest, generation, samples, spans = [], None, 0, last.samples, {}
@@ -250,7 +250,7 @@ def test_a_run_resumed_again_and_again_is_exact(tries, last):
     check_samples(fleet, ledger, counted(spans, last.steps))
 
 
-@examples(40)
+@examples(25)
 @given(scenes())
 def test_the_same_events_give_the_same_commands(scene):
     fleet = Fleet(scene).run()

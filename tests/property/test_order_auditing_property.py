@@ -134,7 +134,7 @@ def named(found, kind):
     )
 
 
-@examples(200)
+@examples(100)
 @given(ledgers())
 def test_any_exact_ledger_passes(written):
     for expected in (None, written.expected()):
@@ -150,7 +150,7 @@ def test_any_exact_ledger_passes(written):
     assert set(counted.values()) <= {1}
 
 
-@examples(200)
+@examples(100)
 @given(ledgers(), st.data())
 def test_a_record_that_was_dropped_is_named(written, data):
     assume(written.counting)
@@ -166,7 +166,7 @@ def test_a_record_that_was_dropped_is_named(written, data):
         assert last_step <= fault.last_step <= max(last_step, first_step + 1)
 
 
-@examples(200)
+@examples(100)
 @given(ledgers(), st.data())
 def test_a_record_that_is_there_twice_is_named(written, data):
     assume(written.counting)
@@ -181,7 +181,7 @@ def test_a_record_that_is_there_twice_is_named(written, data):
     assert lines == {again + 2}
 
 
-@examples(250)
+@examples(125)
 @given(ledgers(), st.data(), st.integers(-6, 6).filter(bool))
 def test_a_record_whose_samples_were_moved_is_named(written, data, by):
     assume(written.counting)
@@ -207,7 +207,7 @@ def test_a_record_whose_samples_were_moved_is_named(written, data, by):
         assert there == before - after
 
 
-@examples(200)
+@examples(100)
 @given(ledgers(), st.data(), st.integers(-3, 3).filter(bool))
 def test_a_record_whose_steps_were_moved_is_named(written, data, by):
     assume(written.counting)
@@ -220,7 +220,7 @@ def test_a_record_whose_steps_were_moved_is_named(written, data, by):
     assert place + 1 in lines
 
 
-@examples(200)
+@examples(100)
 @given(ledgers(), st.data())
 def test_two_records_that_were_swapped_are_named(written, data):
     assume(len(written.counting) > 1)
@@ -235,7 +235,7 @@ def test_two_records_that_were_swapped_are_named(written, data):
     assert other + 1 in lines
 
 
-@examples(100)
+@examples(50)
 @given(ledgers(), st.integers(1, 9), st.data())
 def test_what_was_counted_twice_before_a_checkpoint_stays_named(written, more, data):
     """The model of a checkpoint has what its steps did, whatever comes after it."""

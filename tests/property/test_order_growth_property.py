@@ -63,7 +63,7 @@ def places(draw, steps):
     return Position(epoch=epoch, offset=draw(st.integers(0, steps.samples_in(epoch))))
 
 
-@examples(200)
+@examples(100)
 @given(cuts(), st.integers(1, 40), st.data())
 def test_walking_jumping_and_counting_agree_with_the_definition(steps, count, data):
     at = data.draw(places(steps))
@@ -81,7 +81,7 @@ def test_walking_jumping_and_counting_agree_with_the_definition(steps, count, da
         assert steps.per_epoch(whole) == sum(e == whole for e, _, _ in expected)
 
 
-@examples(200)
+@examples(100)
 @given(cuts(), st.lists(st.integers(0, 30), max_size=5))
 def test_every_epoch_holds_each_of_its_samples_once(steps, reports):
     ledger, step = Ledger(samples=steps.samples), 0
@@ -115,7 +115,7 @@ def test_every_epoch_holds_each_of_its_samples_once(steps, reports):
     assert Ledger.from_state(json.loads(json.dumps(ledger.state()))).state() == ledger.state()
 
 
-@examples(150)
+@examples(75)
 @given(
     st.integers(1, 25),
     st.lists(st.sampled_from(["go", "grow", "keep", "back"]), max_size=14),

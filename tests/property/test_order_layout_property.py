@@ -44,7 +44,7 @@ def partition_of(layout, ids):
     return np.searchsorted(layout.partitions, ids, side="right") - 1
 
 
-@examples(300)
+@examples(150)
 @given(layouts(), seeds, epochs, st.sampled_from([1, 4, 4096]), st.data())
 def test_every_epoch_is_a_permutation_and_its_slices_agree(layout, seed, epoch, chunk, data):
     rows = layout.samples
@@ -61,7 +61,7 @@ def test_every_epoch_is_a_permutation_and_its_slices_agree(layout, seed, epoch, 
     assert other.ids(epoch, 0, rows).tolist() == whole.tolist()
 
 
-@examples(200)
+@examples(100)
 @given(layouts(), seeds, epochs)
 def test_rounds_read_whichever_lanes_have_a_run_left(layout, seed, epoch):
     order = Order(samples=layout.samples, seed=seed, layout=layout)
@@ -87,7 +87,7 @@ def test_rounds_read_whichever_lanes_have_a_run_left(layout, seed, epoch):
     assert read == expected
 
 
-@examples(200)
+@examples(100)
 @given(layouts(), seeds, epochs, st.data())
 def test_a_lane_reads_window_after_window(layout, seed, epoch, data):
     order = Order(samples=layout.samples, seed=seed, layout=layout)
@@ -104,7 +104,7 @@ def test_a_lane_reads_window_after_window(layout, seed, epoch, data):
     assert at == len(found)
 
 
-@examples(200)
+@examples(100)
 @given(layouts(), seeds, epochs)
 def test_partitions_are_named_as_their_windows_are_reached(layout, seed, epoch):
     order = Order(samples=layout.samples, seed=seed, layout=layout)
@@ -119,7 +119,7 @@ def test_partitions_are_named_as_their_windows_are_reached(layout, seed, epoch):
     assert order.partitions(epoch).tolist() == [p for _, _, p in reached]
 
 
-@examples(100)
+@examples(50)
 @given(layouts(), seeds, st.integers(1, 5), st.data())
 def test_growth_changes_nothing_before_it(layout, seed, epoch, data):
     sizes = np.diff(layout.partitions).tolist()
@@ -145,7 +145,7 @@ def held_by_replicas(draw):
     return counts, draw(st.lists(row, min_size=sum(counts), max_size=sum(counts)))
 
 
-@examples(200)
+@examples(100)
 @given(held_by_replicas())
 def test_no_other_deal_holds_more(case):
     counts, held = case
@@ -161,7 +161,7 @@ def test_no_other_deal_holds_more(case):
         assert worth(owners) == max(map(worth, set(permutations(contiguous))))
 
 
-@examples(200)
+@examples(100)
 @given(
     st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any),
     st.integers(0, 12),

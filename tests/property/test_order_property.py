@@ -51,7 +51,7 @@ def places(draw, steps):
     return Position(epoch=draw(st.integers(0, 3)), offset=draw(st.integers(0, steps.samples)))
 
 
-@examples(150)
+@examples(75)
 @given(st.integers(1, 3000), st.integers(0, 2**63 - 1), st.integers(0, 2**40), st.data())
 def test_every_epoch_is_a_permutation(samples, seed, epoch, data):
     order = Order(samples=samples, seed=seed)
@@ -62,7 +62,7 @@ def test_every_epoch_is_a_permutation(samples, seed, epoch, data):
     assert order.ids(epoch, start, stop).tolist() == ids[start:stop].tolist()
 
 
-@examples(200)
+@examples(100)
 @given(cuts(), st.data())
 def test_micro_batches_tile_every_span(steps, data):
     at = data.draw(places(steps))
@@ -77,7 +77,7 @@ def test_micro_batches_tile_every_span(steps, data):
             assert span.samples == steps.global_batch
 
 
-@examples(200)
+@examples(100)
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=9).filter(any), st.integers(0, 300))
 def test_deal_sums_exactly_and_is_proportional(shares, total):
     counts = deal(shares, total)
@@ -90,7 +90,7 @@ def test_deal_sums_exactly_and_is_proportional(shares, total):
     assert [owners.count(r) for r in range(len(shares))] == list(counts)
 
 
-@examples(200)
+@examples(100)
 @given(st.lists(st.tuples(small, small)), small, small)
 def test_ranges_are_sets(pairs, start, stop):
     ranges, members = (), set()
@@ -105,7 +105,7 @@ def test_ranges_are_sets(pairs, start, stop):
     assert size(ranges) == len(members)
 
 
-@examples(200)
+@examples(100)
 @given(cuts(), st.lists(st.integers(0, 40), max_size=5), st.data())
 def test_lockstep_commits_are_what_walking_takes(steps, reports, data):
     start = data.draw(places(steps))
@@ -148,7 +148,7 @@ def test_lockstep_commits_are_what_walking_takes(steps, reports, data):
     assert Ledger.from_state(json.loads(json.dumps(ledger.state()))).state() == ledger.state()
 
 
-@examples(150)
+@examples(75)
 @given(
     st.lists(
         st.tuples(

@@ -55,7 +55,7 @@ def exact(number: float) -> Fraction:
     return Fraction(str(number))
 
 
-@examples(300)
+@examples(150)
 @given(nodes=NODES, gangs=GANGS, rule=RULE)
 def test_no_node_gives_more_than_it_has(
     nodes: tuple[Node, ...], gangs: list[list[Bundle]], rule: Rule
@@ -91,7 +91,7 @@ def test_no_node_gives_more_than_it_has(
     assert -1e-9 <= packing.fragmentation() <= packing.free_gpus + 1e-9
 
 
-@examples(150)
+@examples(75)
 @given(nodes=NODES, gangs=GANGS, rule=RULE, shuffle=st.randoms(use_true_random=False))
 def test_the_order_of_nodes_does_not_matter(
     nodes: tuple[Node, ...], gangs: list[list[Bundle]], rule: Rule, shuffle: st.DataObject
@@ -109,7 +109,7 @@ def test_the_order_of_nodes_does_not_matter(
     assert both[0].fragmentation() == both[1].fragmentation()
 
 
-@examples(150)
+@examples(75)
 @given(
     nodes=NODES,
     cpus=st.integers(1, 3),
@@ -127,7 +127,7 @@ def test_bundles_that_are_alike_fit_as_the_capacity_says(
     assert Packing(there, rule=rule).place([bundle] * (room + 1)) is None
 
 
-@examples(200)
+@examples(100)
 @given(nodes=NODES, gang=st.lists(BUNDLES, max_size=4))
 def test_one_bundle_finds_room_wherever_there_is_any(
     nodes: tuple[Node, ...], gang: list[Bundle]

@@ -15,7 +15,7 @@ from tests.tiers import examples
 RATES = st.sampled_from([1.0, 2.0, 5.0, 5.5, 20.0])
 
 
-@examples(150)
+@examples(75)
 @given(data=st.data(), size=st.integers(2, 5))
 def test_no_path_is_wider_than_that_of_the_tree(data: st.DataObject, size: int) -> None:
     nodes = "abcde"[:size]
@@ -36,7 +36,7 @@ def test_no_path_is_wider_than_that_of_the_tree(data: st.DataObject, size: int) 
     assert len(tree.joints) == size - 1
 
 
-@examples(200)
+@examples(100)
 @given(
     data=st.data(),
     sizes=st.lists(st.integers(1, 4), min_size=2, max_size=4),
@@ -70,7 +70,7 @@ def test_each_zone_is_left_once_and_entered_once_in_any_order(
     assert (tree.ring, tree.joints, tree.zones()) == (same.ring, same.joints, same.zones())
 
 
-@examples(100)
+@examples(50)
 @given(data=st.data())
 def test_the_values_satisfy_the_equation(data: st.DataObject) -> None:
     """V(n) = min over m of c + p V(m) + (1 - p) V(n), in each state, and no way is better."""

@@ -38,7 +38,7 @@ def splits(total: int, limits: Sequence[int]) -> Iterator[tuple[int, ...]]:
             yield (first, *rest)
 
 
-@examples(400)
+@examples(200)
 @given(speeds=speeds_of_few, micro_batches=st.integers(1, 8))
 def test_fit_shares_is_optimal(speeds: list[Speed], micro_batches: int) -> None:
     limits = [micro_batches if s.max_micro_batches is None else s.max_micro_batches for s in speeds]
@@ -65,7 +65,7 @@ def test_fit_shares_is_optimal(speeds: list[Speed], micro_batches: int) -> None:
     assert took_s <= best_s / 0.7 * (1 + 1e-12)
 
 
-@examples(100)
+@examples(50)
 @given(
     speeds=st.lists(
         st.builds(Speed, fixed_s=st.floats(0, 2), micro_batch_s=st.floats(1e-3, 5)),
@@ -90,7 +90,7 @@ def test_moving_one_micro_batch_never_helps(speeds: list[Speed], micro_batches: 
         assert soonest_s >= took_s
 
 
-@examples(100)
+@examples(50)
 @given(speeds=speeds_of_few, micro_batches=st.integers(1, 8))
 def test_fitted_shares_are_stable(speeds: list[Speed], micro_batches: int) -> None:
     assume(sum(8 if s.max_micro_batches is None else s.max_micro_batches for s in speeds) >= 8)
@@ -99,7 +99,7 @@ def test_fitted_shares_are_stable(speeds: list[Speed], micro_batches: int) -> No
     assert better_shares(shares, speeds, micro_batches, gain=0.0) is None
 
 
-@examples(100)
+@examples(50)
 @given(
     fixed_s=st.floats(0, 10),
     micro_batch_s=st.floats(1e-6, 10),
@@ -116,7 +116,7 @@ def test_an_estimate_stays_a_speed(
         assert estimate.speed.seconds(1) > 0  # Speed itself refuses what is no time
 
 
-@examples(100)
+@examples(50)
 @given(
     truth=st.builds(Speed, fixed_s=st.floats(0, 5), micro_batch_s=st.floats(0.1, 5)),
     prior=st.builds(Speed, fixed_s=st.floats(0, 5), micro_batch_s=st.floats(0.1, 5)),
@@ -134,7 +134,7 @@ def test_one_share_is_learned_exactly_and_keeps_the_ratio(
     )
 
 
-@examples(100)
+@examples(50)
 @given(
     truth=st.builds(Speed, fixed_s=st.floats(0, 5), micro_batch_s=st.floats(0.5, 5)),
     prior=st.builds(Speed, fixed_s=st.floats(0, 5), micro_batch_s=st.floats(0.5, 5)),

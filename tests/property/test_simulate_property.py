@@ -19,7 +19,7 @@ FAULTS = st.builds(
 )
 
 
-@examples(200)
+@examples(100)
 @given(st.integers(0, 2**32), st.lists(FAULTS, max_size=8))
 def test_whatever_happens_the_run_ends_and_is_exact(seed, faults):
     scenario = replace(small(seed), faults=tuple(sorted(faults)))
@@ -29,7 +29,7 @@ def test_whatever_happens_the_run_ends_and_is_exact(seed, faults):
         assert (outcome.status, outcome.steps) == ("finished", scenario.steps)
 
 
-@examples(30)
+@examples(25)
 @given(st.integers(0, 2**32))
 def test_the_same_scenario_gives_the_same_outcome(seed):
     assert simulate(small(seed)) == simulate(small(seed))

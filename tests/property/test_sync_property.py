@@ -19,7 +19,7 @@ part = st.builds(
 dealt = st.lists(st.lists(part, max_size=3), min_size=1, max_size=4).filter(any)
 
 
-@examples(60)
+@examples(30)
 @given(dealt=dealt, bucket_bytes=st.sampled_from([1, 100, 200, 10_000]))
 def test_the_mean_is_that_of_a_single_process(dealt: list[list[Part]], bucket_bytes: int) -> None:
     crew = Crew(len(dealt), bucket_bytes=bucket_bytes)

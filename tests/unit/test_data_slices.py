@@ -119,7 +119,7 @@ def test_columns_are_projected_and_dictionaries_spelled_out(tmp_path: Path) -> N
             pieces_of(Source(path=str(tmp_path / name), columns=["z"]))
 
 
-@examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lines=st.lists(st.sampled_from(["", "a", "bb", "c" * 30, "d" * 200, "é"]), max_size=30),
     target=st.integers(1, 120),

@@ -144,7 +144,7 @@ def test_the_same_seed_gives_the_same_log_in_another_process_too():
 def test_small_seeds():
     broken = {
         seed: outcome.broken
-        for seed in range(drawn(160))
+        for seed in range(drawn(80))
         if (outcome := simulate(small(seed))).broken
     }
     assert not broken

@@ -188,7 +188,7 @@ def test_a_layout_comes_back_from_its_record() -> None:
     assert layout_of(layout_record(None)) is None
 
 
-@examples(60)
+@examples(30)
 @given(
     st.integers(20, 50),
     st.lists(
