@@ -113,8 +113,14 @@ def test_the_last_update_may_spoil_it_too(tmp_path: Path) -> None:
     assert f"the run would end at step {last + 1}, and the" in of("StepNotFinite", outcome)[-1]
 
 
-@pytest.mark.parametrize("kind", variants(Kind.DIE, Kind.BREAK, Kind.FREEZE))
-@pytest.mark.parametrize("point", variants("stand", "lane", "gradients", "delivered", "meet"))
+@pytest.mark.parametrize(
+    ("kind", "point"),
+    variants(
+        *((Kind.DIE, point) for point in ("stand", "lane", "gradients", "delivered", "meet")),
+        *((Kind.BREAK, point) for point in ("lane", "meet")),
+        *((Kind.FREEZE, point) for point in ("gradients", "stand")),
+    ),
+)
 def test_it_befalls_them_as_they_go_back(kind: Kind, point: str, tmp_path: Path) -> None:
     blows = (
         Blow(at_step=4, kind=kind, point=point, lasts_s=9.0),
@@ -131,6 +137,6 @@ def test_all_die_after_they_have_gone_back(tmp_path: Path) -> None:
     assert outcome.members > 3
 
 
-@pytest.mark.parametrize("seed", variants(5, *range(5)))
+@pytest.mark.parametrize("seed", variants(5, 0))
 def test_among_other_faults(seed: int, tmp_path: Path) -> None:
     sound(replace(drawn(seed, count=6, steps=60), bad=BAD, spoils=seed % 2 == 1), tmp_path)

@@ -26,8 +26,15 @@ def _cut_off_from_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faults, "_SIDES", (("peers", "driver"),))
 
 
-@pytest.mark.parametrize("kind", [Kind.FREEZE, Kind.CUT])
-@pytest.mark.parametrize("point", variants("", *WORKING))
+@pytest.mark.parametrize(
+    ("kind", "point"),
+    variants(
+        (Kind.FREEZE, ""),
+        (Kind.CUT, ""),
+        *zip((Kind.FREEZE, Kind.CUT) * 3, WORKING, strict=True),
+        fast=2,
+    ),
+)
 def test_it_is_silent_at_any_point_of_its_work(kind: Kind, point: str, tmp_path: Path) -> None:
     outcome = sound(replace(THREE, blows=(silent(8, point, kind),)), tmp_path)
     assert (outcome.starts, outcome.befallen) == (1, 1)

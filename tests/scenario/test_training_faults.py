@@ -25,7 +25,7 @@ from tests.scenario.faults import FOLLOWING, MEETING, POINTS, Blow
 from tests.scenario.run import Outcome, Scenario, drawn, play
 from tests.tiers import variants
 
-SEEDS = range(3)
+SEEDS = range(2)
 REST = tuple(point for point in POINTS if point not in {"delivered", "stand"})
 SHORT = Scenario(
     seed=1,
@@ -85,7 +85,7 @@ def test_faults_with_a_codec(seed: int, tmp_path: Path) -> None:
 TREES = ("int4", "none", "int8")
 
 
-@pytest.mark.parametrize("seed", variants(*range(12, 22)))
+@pytest.mark.parametrize("seed", variants(*range(12, 18)))
 def test_faults_in_a_tree(seed: int, tmp_path: Path) -> None:
     """Likewise where sums are made by zones, and members are of two."""
     codec = TREES[seed % len(TREES)]
@@ -101,7 +101,7 @@ def test_faults_in_rounds(seed: int, tmp_path: Path) -> None:
     sound(scenario, tmp_path, f"seed {seed}, {codec}, period {period}")
 
 
-@pytest.mark.parametrize("seed", variants(*range(30, 42), fast=2))
+@pytest.mark.parametrize("seed", variants(*range(30, 36), fast=2))
 def test_faults_while_fragments_travel(seed: int, tmp_path: Path) -> None:
     codec, stream = ("int4", "none", "topk")[seed % 3], (2, 4)[seed % 2]
     scenario = drawn(seed, count=6, steps=60)
@@ -246,8 +246,14 @@ def test_a_newcomer_takes_the_state_where_all_meet(tmp_path: Path) -> None:
     assert not any("MemberCaughtUp" in line for line in outcome.story)
 
 
-@pytest.mark.parametrize("kind", variants(Kind.DIE, Kind.BREAK, Kind.FREEZE, Kind.CUT))
-@pytest.mark.parametrize("point", variants("send", "sent", "receive"))
+@pytest.mark.parametrize(
+    ("kind", "point"),
+    variants(
+        *((Kind.DIE, point) for point in ("send", "sent", "receive")),
+        *((kind, "send") for kind in (Kind.BREAK, Kind.FREEZE, Kind.CUT)),
+        *((kind, "receive") for kind in (Kind.BREAK, Kind.CUT)),
+    ),
+)
 def test_it_befalls_them_while_they_hand_it_over(kind: Kind, point: str, tmp_path: Path) -> None:
     blow = Blow(at_step=6, kind=kind, point=point, lasts_s=9.0)
     outcome = sound(replace(AT_ONCE, blows=(*AT_ONCE.blows, blow)), tmp_path)
