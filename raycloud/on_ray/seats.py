@@ -390,6 +390,9 @@ class SeatsLease(RemotePool):
 class SeatsHandle:
     """Seats that runs are given places from; it travels to their drivers.
 
+    The actor is there as long as the handle of who has started it. A copy that has travelled finds
+    it by its name: Ray Tune keeps what trials are told until its process ends.
+
     Attributes:
         actor: Which keeps them.
         name: Of that.
@@ -411,6 +414,15 @@ class SeatsHandle:
             **hash_seeded(),
         )
         return cls(options.remote(name, resources), name)
+
+    @classmethod
+    def find(cls, name: str) -> SeatsHandle:
+        """Those of this name, which are kept elsewhere."""
+        return cls(ray.get_actor(name), name)
+
+    def __reduce__(self) -> Any:
+        """By its name."""
+        return SeatsHandle.find, (self.name,)
 
     @contextlib.contextmanager
     def lease(self, run: str, fewest: int, most: int, *, fresh: bool) -> Iterator[SeatsLease]:

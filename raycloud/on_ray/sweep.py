@@ -538,7 +538,8 @@ def trainable(
             tune_config=tune.TuneConfig(metric="loss", mode="min", num_samples=8),
         )
 
-    Ray has to be started before. Seats that no trial has for 20 s are given back.
+    Ray has to be started before. Seats that no trial has for 20 s are given back; who keeps them
+    ends once what this returns is gone.
 
     Args:
         job: What is varied.
@@ -560,4 +561,6 @@ def trainable(
     seats = SeatsHandle.start(job.resources.worker)
     context = SweepContext(job=job.resolved(), sweep=asked, seats=seats, directory=place)
     here = f"node:{ray.util.get_node_ip_address()}"
-    return tune.with_resources(tune.with_parameters(OwnTrial, context=context), {here: _SMALL})
+    kind = tune.with_resources(tune.with_parameters(OwnTrial, context=context), {here: _SMALL})
+    kind.seats = seats
+    return kind
