@@ -46,7 +46,7 @@ def test_one_worker_does_what_one_process_does(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("codec", "staleness"),
-    variants(("int4", 1), ("none", "unbounded"), ("none", 1), ("int4", "unbounded")),
+    variants(("int4", 1), ("none", "unbounded")),
 )
 def test_a_killed_worker_counts_once(
     codec: str, staleness: Any, tmp_path: Path, ray_tmpdir: Path

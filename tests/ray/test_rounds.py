@@ -33,7 +33,7 @@ def in_rounds(
 
 @pytest.mark.parametrize(
     ("codec", "stream"),
-    variants(("int4", 1), ("int4", 4), ("none", 1), ("topk", 1), ("none", 4), fast=2),
+    variants(("int4", 1), ("int4", 4), ("topk", 1), fast=2),
 )
 def test_a_killed_worker_is_not_missed(
     codec: str, stream: int, tmp_path: Path, ray_tmpdir: Path

@@ -23,7 +23,6 @@ from raycloud.report.runs import ask_driver
 from tests.live import asked, check_result, of_kind
 from tests.live_tasks import Steady
 from tests.ray.test_regroup import Opening, Trouble, kill
-from tests.tiers import variants
 
 CPUS = 4
 STEPS = 300
@@ -95,16 +94,15 @@ def test_where_too_few_are_left_they_wait_for_another(tmp_path: Path, ray_tmpdir
 
 
 @pytest.mark.full(only="a killed worker is replaced, on Ray")
-@pytest.mark.parametrize("norm", variants(True, False))
-def test_a_killed_worker_is_replaced(norm: bool, tmp_path: Path, ray_tmpdir: Path) -> None:
+def test_a_killed_worker_is_replaced(tmp_path: Path, ray_tmpdir: Path) -> None:
     gate = tmp_path / "gate"
-    settings = {"gate": str(gate), "norm": norm}
+    settings = {"gate": str(gate), "norm": True}
     elastic = {"min_workers": 1, "max_workers": 2}
     job = asked("Paced", 2, steps=200, elastic=elastic, settings=settings)
     opening = Opening(gate, 2, Trouble(ray_tmpdir, [20], kill))
     before = placement_group_table()
     run = raycloud.train(job, run_dir=tmp_path / "run", observer=opening)
-    check_result(run, job, Steady(norm=norm), 200)
+    check_result(run, job, Steady(norm=True), 200)
     places = {name: one for name, one in placement_group_table().items() if name not in before}
     assert [one["state"] for one in places.values()] == ["REMOVED"] * 2  # it has the dead one's
     log = run.events
