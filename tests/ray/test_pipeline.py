@@ -32,7 +32,6 @@ from tests.live_data import (
     written,
 )
 from tests.one_process import prepare_here
-from tests.tiers import variants
 
 CPUS = 2
 
@@ -40,9 +39,9 @@ pytestmark = pytest.mark.usefixtures("cluster")
 
 
 @pytest.mark.full(only="the same blocks as without Ray")
-@pytest.mark.parametrize("data", variants({"stratify": "label"}, {}), ids=["stratified", "plain"])
-def test_same_blocks_and_ids_as_without_ray(tmp_path: Path, data: dict[str, Any]) -> None:
+def test_same_blocks_and_ids_as_without_ray(tmp_path: Path) -> None:
     written(tmp_path / "data")
+    data = {"stratify": "label"}
     job = asked(tmp_path, data=data)
     with provider(job) as one:
         found = provided(one, job)
@@ -65,13 +64,10 @@ def test_same_blocks_and_ids_as_without_ray(tmp_path: Path, data: dict[str, Any]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray Data's own
-@pytest.mark.parametrize("data", variants({"stratify": "label"}, {}), ids=["stratified", "plain"])
-def test_second_preparation_reads_nothing(
-    tmp_path: Path, data: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_second_preparation_reads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not only are no blocks made: Ray Data is not run at all."""
     written(tmp_path / "data")
-    job = asked(tmp_path, data=data)
+    job = asked(tmp_path, data={"stratify": "label"})
     with provider(job) as one:
         first = provided(one, job).prepared[TRAIN]
     assert first.cached_blocks == 0
@@ -106,10 +102,10 @@ def test_blocks_are_pinned_up_to_the_limit(tmp_path: Path) -> None:
         assert len(one._references()) == 1
 
 
-@pytest.mark.full(only="rows in hand (tables, Hugging Face, Ray Data) as a source")
-@pytest.mark.parametrize("kind", ["table", "hugging", "ray", "keyed"])
+@pytest.mark.full(only="rows in hand (Hugging Face, Ray Data) as a source")
+@pytest.mark.parametrize("kind", ["hugging", "ray"])
 def test_rows_in_hand(tmp_path: Path, kind: str) -> None:
-    """A table, a Hugging Face data set (reversed, by its indices), a `ray.data.Dataset`."""
+    """A Hugging Face data set (reversed, by its indices), a `ray.data.Dataset`."""
     written(tmp_path / "data")
     (tmp_path / "ran").mkdir()
     job = asked(tmp_path, settings={"kind": kind, "ran": str(tmp_path / "ran")})
@@ -231,15 +227,11 @@ class _Stop:
 
 
 @pytest.mark.full(only="files added while a run trains are trained on")
-@pytest.mark.parametrize("collators", [0, 1])
-def test_files_added_while_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, collators: int
-) -> None:
+def test_files_added_while_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are in a later epoch of the same run; the run goes on from its checkpoint with them."""
     monkeypatch.setattr("raycloud.on_ray.cluster.REFRESH_S", 0.05)
     written(tmp_path / "data", files=3, first=3)
-    workers = 2 - collators
-    job = asked(tmp_path, workers, steps=1_000_000, data={"refresh": True, "collators": collators})
+    job = asked(tmp_path, steps=1_000_000, data={"refresh": True, "collators": 1})
     stop = _Stop()
     grown: list[DataGrew] = []
 

@@ -27,8 +27,6 @@ from tests.ray.test_regroup import Opening, Trouble, kill
 CPUS = 4
 STEPS = 300
 
-pytestmark = pytest.mark.usefixtures("cluster")
-
 
 class Asking:
     """Asks the run in a directory for other workers, as `raycloud scale` does, at some steps."""
@@ -43,7 +41,33 @@ class Asking:
                 ask_driver(self.directory, self.wishes.pop(step))
 
 
+@pytest.mark.full(only="a killed worker is replaced, on Ray")
+@pytest.mark.usefixtures("cluster")
+def test_a_killed_worker_is_replaced(tmp_path: Path, ray_tmpdir: Path) -> None:
+    """Before others have run here whose seats would have its places."""
+    gate = tmp_path / "gate"
+    settings = {"gate": str(gate), "norm": True}
+    elastic = {"min_workers": 1, "max_workers": 2}
+    job = asked("Paced", 2, steps=200, elastic=elastic, settings=settings)
+    opening = Opening(gate, 2, Trouble(ray_tmpdir, [20], kill))
+    before = placement_group_table()
+    run = raycloud.train(job, run_dir=tmp_path / "run", observer=opening)
+    check_result(run, job, Steady(norm=True), 200)
+    places = {name: one for name, one in placement_group_table().items() if name not in before}
+    assert [one["state"] for one in places.values()] == ["REMOVED"] * 2  # it has the dead one's
+    log = run.events
+    [lost] = of_kind(MemberLost, log)
+    groups = [set(e.members) for e in of_kind(GenerationFormed, log)]
+    assert groups[0] == {0, 1}
+    assert {0, 1} - {lost.member} in groups
+    assert groups[-1] == {0, 1, 2} - {lost.member}
+    assert run.summary["workers"] == 2
+    assert sum(e.micro_batches for e in of_kind(StepsCommitted, log) if e.member == 2) > 0
+    assert len(of_kind(Recovered, log)) == 1
+
+
 @pytest.mark.full(only="workers are changed from outside while a run goes on")
+@pytest.mark.usefixtures("warm")
 def test_workers_are_changed_while_the_run_goes_on(tmp_path: Path) -> None:
     gate, run_dir = tmp_path / "gate", tmp_path / "run"
     job = asked(
@@ -69,6 +93,7 @@ def test_workers_are_changed_while_the_run_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("warm")
 def test_where_too_few_are_left_they_wait_for_another(tmp_path: Path, ray_tmpdir: Path) -> None:
     gate = tmp_path / "gate"
     job = asked(
@@ -91,26 +116,3 @@ def test_where_too_few_are_left_they_wait_for_another(tmp_path: Path, ray_tmpdir
     assert not of_kind(CapacityChanged, log)
     steps = [e for e in of_kind(StepsCommitted, log) if e.member not in {lost.member, 2}]
     assert sum(e.last_step - e.first_step for e in steps) == STEPS  # none was computed twice
-
-
-@pytest.mark.full(only="a killed worker is replaced, on Ray")
-def test_a_killed_worker_is_replaced(tmp_path: Path, ray_tmpdir: Path) -> None:
-    gate = tmp_path / "gate"
-    settings = {"gate": str(gate), "norm": True}
-    elastic = {"min_workers": 1, "max_workers": 2}
-    job = asked("Paced", 2, steps=200, elastic=elastic, settings=settings)
-    opening = Opening(gate, 2, Trouble(ray_tmpdir, [20], kill))
-    before = placement_group_table()
-    run = raycloud.train(job, run_dir=tmp_path / "run", observer=opening)
-    check_result(run, job, Steady(norm=True), 200)
-    places = {name: one for name, one in placement_group_table().items() if name not in before}
-    assert [one["state"] for one in places.values()] == ["REMOVED"] * 2  # it has the dead one's
-    log = run.events
-    [lost] = of_kind(MemberLost, log)
-    groups = [set(e.members) for e in of_kind(GenerationFormed, log)]
-    assert groups[0] == {0, 1}
-    assert {0, 1} - {lost.member} in groups
-    assert groups[-1] == {0, 1, 2} - {lost.member}
-    assert run.summary["workers"] == 2
-    assert sum(e.micro_batches for e in of_kind(StepsCommitted, log) if e.member == 2) > 0
-    assert len(of_kind(Recovered, log)) == 1

@@ -18,7 +18,6 @@ from raycloud.events import (
     MemberReturned,
     Noticed,
     Recovered,
-    RunFinished,
     RunStarted,
 )
 from raycloud.spec import Job
@@ -114,28 +113,43 @@ def test_killed_driver_takes_its_workers_over(head: Head, left: Left, tmp_path: 
 
 @pytest.mark.full(only="a driver that is killed while it takes over is taken over, too")
 def test_killed_again_while_it_takes_over(head: Head, tmp_path: Path) -> None:
-    job, run_dir = _job(tmp_path), tmp_path / "run"
+    """With a worker that was silent for a while, and after another driver was refused."""
+    job, run_dir = _job(tmp_path, elastic={"max_workers": 2}), tmp_path / "run"
     with driver(head, tmp_path / "first", run_dir, job) as one:
         wait_for("steps", lambda: step(one, run_dir) >= 5, seconds=START_S)
         members = members_below(head.folder)
+        os.kill(members[1], signal.SIGSTOP)
+        wait_for("its loss", lambda: of_kind(MemberLost, events(run_dir)))
+        os.kill(members[1], signal.SIGCONT)
+        wait_for("its return", lambda: joined(one, run_dir), seconds=START_S)
+        wait_for("no other", lambda: members_below(head.folder) == members)
+        with driver(head, tmp_path / "other", run_dir) as other:
+            assert other.code() == 2
+            assert "another process is writing the run" in other.err
+        now = step(one, run_dir)
+        wait_for("more steps", lambda: step(one, run_dir) > now)
         one.process.kill()
         one.code()
     for number in (1, 2):
         with driver(head, tmp_path / f"again-{number}", run_dir) as one:
             wait_for("a start", lambda: len(starts(run_dir)) > number or one.ended())  # noqa: B023
             assert not one.ended(), one.err
+            assert members_below(head.folder) == members
             one.process.kill()
             one.code()
     (tmp_path / "gate").touch()
     with driver(head, tmp_path / "last", run_dir) as one:
         assert one.code() == 0, one.err
-    assert [start.taken_over for start in starts(run_dir)] == [(), (0, 1), (0, 1), (0, 1)]
     check_result(run_dir, job, Paced(), STEPS)
     check_words(run_dir)
     log = events(run_dir)
-    assert {f.members for f in of_kind(GenerationFormed, log)} == {(0, 1)}
-    assert not of_kind(MemberLost, log)
-    assert len(members) == 2
+    (lost,), (back,) = of_kind(MemberLost, log), of_kind(MemberReturned, log)
+    assert lost.member == back.member
+    none, there, *again = (start.taken_over for start in starts(run_dir))
+    assert (none, again) == ((), [there, there])
+    assert len(there) == len(members) == 2
+    assert {*there} & {0, 1} == {0, 1} - {lost.member}
+    assert of_kind(GenerationFormed, log)[-1].members == there
 
 
 @pytest.mark.full(only="a worker lost while no driver was there is replaced")
@@ -159,36 +173,6 @@ def test_worker_that_was_lost_meanwhile_is_replaced(head: Head, tmp_path: Path) 
     (started,) = [start for start in starts(run_dir) if start.taken_over]
     (recovered,) = of_kind(Recovered, log)
     assert (len(started.taken_over), len(recovered.lost)) == (1, 1)
-
-
-@pytest.mark.full
-def test_worker_that_came_back_from_silence_outlives_the_driver(
-    head: Head, left: Left, tmp_path: Path
-) -> None:
-    job, run_dir = _job(tmp_path, elastic={"max_workers": 2}), tmp_path / "run"
-    with driver(head, tmp_path / "first", run_dir, job) as one:
-        wait_for("steps", lambda: step(one, run_dir) >= 5, seconds=START_S)
-        members = members_below(head.folder)
-        os.kill(members[1], signal.SIGSTOP)
-        wait_for("its loss", lambda: of_kind(MemberLost, events(run_dir)))
-        os.kill(members[1], signal.SIGCONT)
-        wait_for("its return", lambda: joined(one, run_dir), seconds=START_S)
-        wait_for("no other", lambda: members_below(head.folder) == members)
-        one.process.kill()
-        one.code()
-    with driver(head, tmp_path / "second", run_dir) as one:
-        wait_for("the next commit", lambda: len(of_kind(Recovered, events(run_dir))) > 1)
-        assert members_below(head.folder) == members
-        (tmp_path / "gate").touch()
-        assert one.code() == 0, one.err
-    check_result(run_dir, job, Paced(), STEPS)
-    check_words(run_dir)
-    log = events(run_dir)
-    (lost,), (back,) = of_kind(MemberLost, log), of_kind(MemberReturned, log)
-    assert lost.member == back.member
-    (started,) = [start for start in starts(run_dir) if start.taken_over]
-    assert set(started.taken_over) & {0, 1} == {0, 1} - {lost.member}
-    assert left() == (0, [], CPUS)
 
 
 @pytest.mark.full(only="the pipeline outlives the driver")
@@ -237,29 +221,7 @@ def test_nobody_comes_back_and_the_workers_end(head: Head, left: Left, tmp_path:
     tell("seconds until the workers had ended", seconds)
     assert ORPHAN_S - 5 <= seconds <= ORPHAN_S + 20
     wait_for("an empty cluster", lambda: left() == (0, [], CPUS))
-    (tmp_path / "gate").touch()
-    with driver(head, tmp_path / "second", run_dir) as one:
-        assert one.code() == 0, one.err
-        assert "going on from the checkpoint of step" in one.err
-    check_result(run_dir, job, Paced(), STEPS)
-
-
-@pytest.mark.full(only="a second driver is refused while the first lives")
-def test_second_driver_is_refused_while_the_first_lives(
-    head: Head, left: Left, tmp_path: Path
-) -> None:
-    job, run_dir = _job(tmp_path, checkpoint={"every_steps": 10}), tmp_path / "run"
-    with driver(head, tmp_path / "first", run_dir, job) as one:
-        wait_for("a checkpoint", lambda: saved(one, run_dir), seconds=START_S)
-        with driver(head, tmp_path / "second", run_dir) as other:
-            assert other.code() == 2
-            assert "another process is writing the run" in other.err
-        now = step(one, run_dir)
-        wait_for("more steps", lambda: step(one, run_dir) > now)
-        one.interrupt()
-        assert one.code() == 130, one.err
-    assert [e.status for e in of_kind(RunFinished, events(run_dir))] == ["stopped"]
-    assert left() == (0, [], CPUS)
+    assert exact_steps(run_dir) >= 10
 
 
 @pytest.mark.full(only="nothing is left of a run whose driver ended")

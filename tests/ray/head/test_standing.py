@@ -76,7 +76,8 @@ def test_run_that_joined_a_cluster_is_found_there(head: Head, tmp_path: Path) ->
         "--address", head.joined, **TOKEN,
     ) as driver:  # fmt: skip
         wait_for("a checkpoint", lambda: _saved(driver, run_dir), seconds=START_S)
-        wait_for("a card", lambda: (_status(tmp_path, "joined", *where)["step"]) >= 20)
+        jobs = JobsApi.at(head.jobs)
+        wait_for("a card", lambda: _card(jobs, "joined").step >= 20)
         card = _status(tmp_path, "joined", *where)
         assert (card["status"], card["directory"]) == ("running", str(run_dir))
         assert card["cost"] > 0
@@ -99,7 +100,7 @@ def test_run_that_joined_a_cluster_is_found_there(head: Head, tmp_path: Path) ->
             assert driver.code() == 130, driver.err
             assert follower.code() == 0, follower.err
     assert re.search(r"^step \d+/100000 · loss .* · cost ", follower.out, re.MULTILINE)
-    assert _status(tmp_path, "joined", *where)["status"] == "stopped"
+    assert _card(jobs, "joined").status == "stopped"
 
     log = events(run_dir)
     assert {ready.price_per_hour for ready in of_kind(MemberReady, log)} == {PRICE}
@@ -128,11 +129,6 @@ def test_submitted_run_stands_and_stops(head: Head, tmp_path: Path) -> None:
     lines = jobs.log(jobs.find(job_id))
     assert any(parse_line(line) for line in lines)
     assert any(line.startswith("checkpoint of step 20 ") for line in lines)
-    entry = {"t": 0, "level": "INFO", "logger": "task", "message": "hello"}
-    (run_dir / "logs").mkdir(exist_ok=True)
-    (run_dir / "logs/member-7.jsonl").write_text(json.dumps(entry) + "\n")
-    words = ["logs", str(run_dir), "--member", "7"]
-    assert jobs.asked(jobs.find(job_id), words) == ["00:00:00 INFO task: hello"]
     jobs.stop(jobs.find(job_id))
     wait_for("its end", lambda: not jobs.find(job_id).alive)
     log = events(run_dir)
