@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 HUNG_S = 1.5  # a server whose machine acknowledges nothing for so long is lost
 _ANSWERS_S = 5.0  # and one that does not say that it knows of a generation
 _OPEN_BYTES = 256  # of what a member says of an operation, at most
-_MOST_BYTES = 2**31  # of a sum
+MOST_BYTES = 2**31  # of a sum
 
 
 class LostServerError(TransportError):
@@ -128,7 +128,7 @@ class Sum(Operation):
     def start(self, exchange: DirectExchange) -> None:
         """See `Operation.start`."""
         dtype = self._coding.dtype if isinstance(self._coding, Plain) else torch.float32
-        if not 0 < self._count * dtype.itemsize <= _MOST_BYTES:
+        if not 0 < self._count * dtype.itemsize <= MOST_BYTES:
             raise TransportError(f"a sum of {self._count} values was asked for")
         summed = exchange.lend(self, self._count * dtype.itemsize)
         self._values = summed.view(dtype).zero_()

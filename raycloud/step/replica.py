@@ -149,7 +149,10 @@ class Replica:
         self.following: CatchingUp | None = None
         self.rounds, self.trains = self._trained_by(job)
         self.residual = ResidualPart.of(self.gradients, self._seat)
-        self.tables, self.summing = Tables.of(self.model, job, self._seat), Summing.of(job)
+        self.tables, self.summing = (
+            Tables.of(self.model, job, self._seat),
+            Summing.of(job, self.gradients.buckets),
+        )
         self.adascale = self._scaled_by(job)
         self.state = ReplicaState((*self._own_parts(), *(make(self) for make in PARTS)))
         self.statistics.notice = self._tell

@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from raycloud.errors import InternalError, TaskError, TransportError
 from raycloud.net.messages import Array, hear, tell
-from raycloud.net.served import HUNG_S, LostServerError
+from raycloud.net.served import HUNG_S, MOST_BYTES, LostServerError
 from raycloud.net.stream import connect
 
 if TYPE_CHECKING:
     from raycloud.data.provider import Least
     from raycloud.net.stream import Place, Stream
     from raycloud.spec import Job
+    from raycloud.sync.buckets import Bucket
 
 SILENT_S = 300.0  # it may read a checkpoint; a server that says nothing for so long is lost
+_FLOAT_BYTES = 4  # sums are of these
 _UNHEARD = 64  # answers, at most
 _LOOK_S = 2.0  # between two looks for one that is lost
 _MOST_DOUBLED = 7
@@ -263,9 +265,23 @@ class Summing:
         self._return: Return | None = None
 
     @classmethod
-    def of(cls, job: Job) -> Summing | None:
-        """Those of a job; None where members sum."""
-        return cls() if job.served and not job.asynchronous else None
+    def of(cls, job: Job, buckets: Sequence[Bucket]) -> Summing | None:
+        """Those of a job, for messages of these `buckets`; None where members sum.
+
+        Raises:
+            TaskError: A message is too large for them.
+        """
+        if not job.served or job.asynchronous:
+            return None
+        largest = max(buckets, key=lambda bucket: bucket.flat.numel(), default=None)
+        size = 0 if largest is None else largest.flat.numel() * _FLOAT_BYTES
+        if largest is not None and size > MOST_BYTES * job.servers.shards:
+            raise TaskError(
+                f"the gradient of {largest.names[0]!r} has {size} bytes, and each server sums "
+                f"{MOST_BYTES} at most in one message",
+                hint=f"write servers: {-(-size // MOST_BYTES)}, or leave sync.topology out",
+            )
+        return cls()
 
     def serve(self, find: FindLayout, newest: Newest = first_layout) -> None:
         """The servers of a layout are found by `find`; `newest` says which there is."""

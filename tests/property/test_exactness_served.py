@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from raycloud.errors import TransportError
+from raycloud.errors import TaskError, TransportError
 from raycloud.net import served
 from raycloud.recovery.quorum import adopt
 from raycloud.server.serving import Server
 from raycloud.step.commit import collect, commit
-from tests.lockstep import NetTask, difference, never, plain_loop
+from tests.lockstep import Fleet, NetTask, difference, job, never, plain_loop
 from tests.served import ServedFleet, summing
 from tests.tiers import variants
 
@@ -87,3 +87,11 @@ def test_a_server_that_is_lost_in_a_step_costs_nothing(servers: list[Server], co
     apart = difference(fleet.replicas[0].model, plain_loop(fleet.job, task, FEW))
     assert apart <= (1e-9 if codec == "none" else 0.1)
     fleet.close()
+
+
+def test_a_gradient_that_no_server_could_sum_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raycloud.step.servers.MOST_BYTES", 256)
+    with pytest.raises(TaskError, match=r"the gradient of '[\w.]+' has \d+ bytes") as raised:
+        Fleet(job(sync={"topology": "servers"}, servers=1), NetTask(), (8,))
+    enough = int(raised.value.hint.split("servers: ")[1].split(",")[0])
+    Fleet(job(sync={"topology": "servers"}, servers=enough), NetTask(), (8,))

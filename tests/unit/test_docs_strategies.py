@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -33,26 +32,6 @@ def test_what_a_row_names_is_there(one: strategies.Strategy) -> None:
     if one.measured is not None:
         assert (ROOT / one.measured.file).is_file()
         assert any(letter.isdigit() for letter in one.measured.text)
-
-
-COMMANDS = sorted({one.command.split(" --")[0] for one in ALL if one.command})
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_of_the_page_is_there(command: str) -> None:
-    """The options that a row gives it are its own, and so is what it reads."""
-    program, *words = command.split()
-    here = Path(sys.executable) if program == "python" else Path(sys.executable).with_name(program)
-    for word in words[2:] if program == "python" else words[1:]:
-        assert (ROOT / word).exists(), word
-    asked = words[:2] if program == "python" else words[:1]
-    found = subprocess.run(
-        [here, *asked, "--help"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
-    )
-    assert found.returncode == 0, found.stderr
-    options = {w for one in ALL if one.command.startswith(command) for w in one.command.split()}
-    assert all(w in found.stdout for w in options if w.startswith("--"))
 
 
 def test_the_page_says_what_is_not_there() -> None:
