@@ -10,7 +10,7 @@ takes larger ones, with one worker on one GPU, and in bf16 on both sides.
 
 Both take as many samples with the same model, optimizer, schedule and clipping, from three seeds.
 The plain loop shuffles by itself, so that its batches are others; it computes each as one pass,
-where raycloud has micro-batches: BatchNorm sees more at once, but for the cases of a GPU, whose
+where raycloud has micro-batches: BatchNorm sees more at once, but for the ResNets of a GPU, whose
 micro-batch is the batch. What is read from a file of results is not run again.
 """
 
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -315,7 +316,7 @@ def main() -> None:
             found[name] = measure(CASES[name], asked.data.resolve(), Path(folder))
         found = {known: found[known] for known in CASES if known in found}
         if asked.json:
-            machine = describe(set(range(WORKERS)))
+            machine = describe(os.sched_getaffinity(0))
             if torch.cuda.is_available():
                 machine |= {"gpu": torch.cuda.get_device_name()}
             told = {"machine": machine, "cases": found}

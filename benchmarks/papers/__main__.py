@@ -40,6 +40,9 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="logs of the runs stay there")
     parser.add_argument("--quick", action="store_true", help="few steps, to see that it works")
     asked = parser.parse_args()
+    for name in ("train-0", "test-0"):
+        if not (asked.images / f"cifar10-{name}.parquet").is_file():
+            parser.error(f"--images {asked.images}: holds no cifar10-{name}.parquet")
     setting = Setting(trunk_mbit=asked.trunk_mbit)
     setting = setting.quick() if asked.quick else setting
     told: dict[str, Any] = {"format": FORMAT, "setting": setting.describe(), "runs": []}
@@ -62,7 +65,9 @@ def main() -> int:
             told["runs"].append({**head, **found})
             print(f"repeat {repeat}, {name}: {found['seconds'] or found['why']}", flush=True)
             if asked.json:
-                asked.json.write_text(json.dumps(told, indent=1) + "\n")
+                draft = asked.json.with_suffix(".draft")
+                draft.write_text(json.dumps(told, indent=1) + "\n")
+                draft.replace(asked.json)
     lines, sooner = table(told["runs"])
     print("\n".join(lines))
     return 0 if sooner is not None and sooner >= SOONER else 1

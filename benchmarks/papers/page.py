@@ -33,13 +33,13 @@ Run = Mapping[str, Any]
 def table(runs: Sequence[Run]) -> tuple[list[str], float | None]:
     """Its lines, and how much sooner all together are; None: not known."""
     by = {name: [one for one in runs if one["row"] == name] for name in ROWS}
-    base = middle(by["baseline"], "seconds")
+    base = median_of(by["baseline"], "seconds")
     lines = [HEADING]
     sooner = None
     for name, every in by.items():
         if not every:
             continue
-        took = middle(every, "seconds")
+        took = median_of(every, "seconds")
         ratio = base / took if base and took else None
         if name == "all":
             sooner = ratio
@@ -47,14 +47,14 @@ def table(runs: Sequence[Run]) -> tuple[list[str], float | None]:
         cells = [
             name,
             why if took is None else f"{took:.0f}",
-            _number(middle(every, "from_first_step_s"), "{:.0f}"),
+            _number(median_of(every, "from_first_step_s"), "{:.0f}"),
             _number(ratio, "{:.2f}"),
-            _number(middle(every, "samples_per_s"), "{:.0f}"),
-            _number(middle(every, "bytes_per_sample"), "{:.1f}", 1e-3),
-            _number(middle(every, "wait_s_per_step"), "{:.0f}", 1e3),
-            _number(middle(every, "cpu"), "{:.0f}%", 1e2),
-            _number(middle(every, "memory_bytes"), "{:.0f}", 1e-6),
-            _number(middle(every, "cost"), "{:.2f}", 1e2),
+            _number(median_of(every, "samples_per_s"), "{:.0f}"),
+            _number(median_of(every, "bytes_per_sample"), "{:.1f}", 1e-3),
+            _number(median_of(every, "wait_s_per_step"), "{:.0f}", 1e3),
+            _number(median_of(every, "cpu"), "{:.0f}%", 1e2),
+            _number(median_of(every, "memory_bytes"), "{:.0f}", 1e-6),
+            _number(median_of(every, "cost"), "{:.2f}", 1e2),
             _number(loss_beside(by["baseline"], every), "{:+.1%}"),
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -70,7 +70,7 @@ def loss_beside(base: Sequence[Run], runs: Sequence[Run]) -> float | None:
                 mine, its = ({look[0]: look[2] for look in run["looks"]} for run in (one, other))
                 if both := mine.keys() & its.keys():
                     found.append({"part": mine[max(both)] / its[max(both)] - 1.0})
-    return middle(found, "part")
+    return median_of(found, "part")
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Claim:
 
 
 CLAIMS = (
-    Claim("dynamic allocation: time", "-25%", "+ allocation", "from_first_step_s"),
+    Claim("dynamic allocation: time", "-25%", "+ allocation", "seconds"),
     Claim("all: time", "-33%; 30 h to 10 h", "all", "seconds"),
     Claim("all: samples/s", "+18%", "all", "samples_per_s"),
     Claim("data: wait for it", "-35%", "+ data", "wait_s_per_step"),
@@ -108,7 +108,7 @@ def beside(runs: Sequence[Run]) -> list[str]:
     lines = ["| | the papers | measured |", "|---|---|---|"]
     for claim in CLAIMS:
         base, ours = (
-            middle([one for one in runs if one["row"] == row], claim.name)
+            median_of([one for one in runs if one["row"] == row], claim.name)
             for row in ("baseline", claim.row)
         )
         said = "not known"
@@ -120,7 +120,7 @@ def beside(runs: Sequence[Run]) -> list[str]:
     return lines
 
 
-def middle(runs: Sequence[Run], name: str) -> float | None:
+def median_of(runs: Sequence[Run], name: str) -> float | None:
     """The median of what runs have; None: one of them has nothing."""
     values = [one[name] for one in runs]
     return None if not values or None in values else statistics.median(values)
@@ -135,7 +135,7 @@ def chart(settings: Mapping[str, Sequence[Run]]) -> str:
             every = [one for one in runs if one["row"] == name]
             if not every:
                 continue
-            took = middle(every, "seconds")
+            took = median_of(every, "seconds")
             known = [one["seconds"] for one in every if one["seconds"] is not None]
             bars.append(
                 Bar(
@@ -154,7 +154,9 @@ def chart(settings: Mapping[str, Sequence[Run]]) -> str:
 
 def sections(settings: Mapping[str, Mapping[str, Any]]) -> str:
     """What stands below the mark in the page."""
-    parts = []
+    if not settings:
+        return "The runs have not been made yet: measured is the curve alone.\n"
+    parts = ["![Seconds from command to the target, by row](pictures/benchmarks/papers.svg)", ""]
     for name, told in settings.items():
         runs, repeats = told["runs"], len({one["repeat"] for one in told["runs"]})
         times = "one repeat" if repeats == 1 else f"medians of {repeats} repeats"
@@ -178,7 +180,8 @@ def main() -> None:
     settings = found()
     head, _, _ = PAGE.read_text().partition(MARK)
     PAGE.write_text(f"{head}{MARK}{sections(settings)}")
-    CHART.write_text(chart({FILES[name]: told["runs"] for name, told in settings.items()}))
+    if settings:
+        CHART.write_text(chart({FILES[name]: told["runs"] for name, told in settings.items()}))
 
 
 def _number(value: float | None, form: str, factor: float = 1.0) -> str:

@@ -1,7 +1,8 @@
 """Ray Train on the same images: DDP over gloo, equal shares, each image fetched when it is needed.
 
 As its documentation has it: `prepare_model`, and a data set of torch behind `prepare_data_loader`.
-The first worker notes each step, and every few ones how well the held-out images are told apart.
+Batches are made ahead by a process beside each worker. Each worker notes its steps, and every few
+ones how well the held-out images are told apart.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Shifted:
 
 
 def train_worker(told: dict[str, Any]) -> None:
-    """What each worker runs, until the limit of steps."""
+    """What each worker runs, until the limit of steps; `told` is what the driver was."""
     torch.set_num_threads(1)
     context = ray_train.get_context()
     rank, world = context.get_world_rank(), context.get_world_size()
@@ -55,12 +56,15 @@ def train_worker(told: dict[str, Any]) -> None:
             shuffle=True,
             drop_last=True,
             collate_fn=Shifted(task),
+            num_workers=1,
+            prefetch_factor=2,
+            persistent_workers=True,
         )
     )
     held_out = task.data(None).held_out
-    whole = task.batch([held_out[i] for i in range(len(held_out))], None)
+    own = task.batch([held_out[i] for i in range(rank, len(held_out), world)], None)
     step = 0
-    with Path(told["log"]).open("a") as log:
+    with Path(f"{told['log']}-{rank}.jsonl").open("a") as log:
         for epoch in range(1_000_000):
             loader.sampler.set_epoch(epoch)
             asked_s = time.monotonic()
@@ -72,20 +76,31 @@ def train_worker(told: dict[str, Any]) -> None:
                 optimizer.step()
                 schedule.step()
                 step += 1
-                if rank == 0:
-                    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-                    line = {"step": step, "at_s": time.time(), "waited_s": waited_s, "bytes": most}
-                    if step % told["look"] == 0:
-                        plain.eval()
-                        with torch.no_grad():
-                            found = task.metrics(plain, whole, len(held_out))
-                        plain.train()
-                        line |= {name: one.value() for name, one in found.items()}
-                    log.write(json.dumps(line) + "\n")
-                    log.flush()
+                line = {"step": step, "waited_s": waited_s, "bytes": resident_bytes()}
+                if step % told["look"] == 0:
+                    line |= measured(task, plain, own)
+                log.write(json.dumps(line) + "\n")
+                log.flush()
                 if step == told["steps"]:
                     return
                 asked_s = time.monotonic()
+
+
+def measured(task: Fetched, model: nn.Module, own: dict[str, torch.Tensor]) -> dict[str, float]:
+    """Accuracy and loss on all held-out images, of which each worker has measured its own."""
+    model.eval()
+    with torch.no_grad():
+        parts = task.metrics(model, own, len(own["label"]))
+    model.train()
+    right, loss = parts["accuracy"], parts["loss"]
+    sums = torch.tensor([right.right, loss.total, loss.weight], dtype=torch.float64)
+    torch.distributed.all_reduce(sums)
+    return {"accuracy": float(sums[0] / sums[2]), "loss": float(sums[1] / sums[2])}
+
+
+def resident_bytes() -> int:
+    """What this process takes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def main() -> None:

@@ -7,7 +7,9 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,6 +29,7 @@ PORT = 8700
 CLIP_NORM = 5.0
 SHAPE = {"width": 32, "lr": 0.4}  # of `jobs/cifar.py`
 _LOOK_S = 0.1
+_SERVES_S = 30.0
 _RAYCLOUD = Path(sys.executable).with_name("raycloud")
 
 
@@ -67,8 +70,8 @@ class Followed(Protocol):
         ...
 
 
-class Events:
-    """raycloud's."""
+class RaycloudLog:
+    """The events of a run of raycloud."""
 
     def __init__(self, run: Path) -> None:
         self._tail, self.seen = Tail(run / "events.jsonl"), Seen()
@@ -89,27 +92,31 @@ class Events:
                 seen.looks.append(look)
 
 
-class Lines:
-    """Ray Train's, by its first worker."""
+class RayTrainLog:
+    """What Ray Train's workers have said: a file each."""
 
-    def __init__(self, log: Path) -> None:
-        self._log, self._at, self.seen = log, 0, Seen()
+    def __init__(self, log: Path, workers: int) -> None:
+        self._at = {Path(f"{log}-{rank}.jsonl"): 0 for rank in range(workers)}
+        self.seen = Seen()
 
     def read(self) -> None:
-        """What is new in its log."""
-        if not self._log.exists():
-            return
-        with self._log.open("rb") as file:
-            file.seek(self._at)
-            block = file.read()
-        whole = block[: block.rfind(b"\n") + 1]
-        self._at += len(whole)
+        """What is new in the files."""
+        for rank, (log, at) in enumerate(self._at.items()):
+            if log.exists():
+                with log.open("rb") as file:
+                    file.seek(at)
+                    block = file.read()
+                whole = block[: block.rfind(b"\n") + 1]
+                self._at[log] += len(whole)
+                for line in whole.splitlines():
+                    self._take(rank, json.loads(line))
+
+    def _take(self, rank: int, told: Mapping[str, Any]) -> None:
         seen = self.seen
-        for line in whole.splitlines():
-            told = json.loads(line)
-            seen.steps, seen.waits = told["step"], seen.waits + 1
-            seen.waited_s += told["waited_s"]
-            seen.memory_bytes = max(seen.memory_bytes, told["bytes"])
+        seen.waits, seen.waited_s = seen.waits + 1, seen.waited_s + told["waited_s"]
+        seen.memory_bytes = max(seen.memory_bytes, told["bytes"])
+        if rank == 0:
+            seen.steps = told["step"]
             if "accuracy" in told:
                 look = Look(step=told["step"], accuracy=told["accuracy"], loss=told["loss"])
                 seen.looks.append(look)
@@ -150,7 +157,8 @@ def run_once(there: Bed, row: Row) -> dict[str, Any]:
         serving += ["--file", str(there.images / "cifar10-train-0.parquet")]
         serving += ["--rows", str(there.setting.images)]
         serving += ["--bits-per-s", str(there.setting.images_mbit * 1e6)]
-        bed.head.start(serving, environment=environment, log=there.place / "server.log")
+        server = bed.head.start(serving, environment=environment, log=there.place / "server.log")
+        _await(server)
         start = _peer if row.peer else _raycloud
         process, followed = start(there, row, bed, cluster)
         try:
@@ -158,6 +166,15 @@ def run_once(there: Bed, row: Row) -> dict[str, Any]:
         finally:
             if there.keep is not None:
                 _copy(there.place, there.keep)
+
+
+def _await(server: Process) -> None:
+    """Until it says that it listens; `RuntimeError`: it has ended."""
+    ends_s = time.monotonic() + _SERVES_S
+    while "listening" not in server.log.read_text():
+        if server.poll() is not None or time.monotonic() > ends_s:
+            raise RuntimeError(f"the server of images did not start: {server.log.read_text()}")
+        time.sleep(_LOOK_S)
 
 
 def _url(bed: Testbed) -> str:
@@ -193,11 +210,11 @@ def _raycloud(there: Bed, row: Row, bed: Testbed, cluster: Cluster) -> tuple[Pro
     command = [str(_RAYCLOUD), "train", str(path), "--plain", "--run-dir", str(run)]
     command += ["--address", cluster.address]
     log = there.place / "driver.log"
-    return bed.head.start(command, environment=dict(cluster.environment), log=log), Events(run)
+    return bed.head.start(command, environment=dict(cluster.environment), log=log), RaycloudLog(run)
 
 
 def _peer(there: Bed, _: Row, bed: Testbed, cluster: Cluster) -> tuple[Process, Followed]:
-    setting, log = there.setting, there.place / "steps.jsonl"
+    setting, log = there.setting, there.place / "steps"
     told = {
         "url": _url(bed), "held_out": str(there.images / "cifar10-test-0.parquet"), "shape": SHAPE,
         "steps": setting.steps, "batch": setting.batch, "clip_norm": CLIP_NORM,
@@ -207,7 +224,9 @@ def _peer(there: Bed, _: Row, bed: Testbed, cluster: Cluster) -> tuple[Process, 
     command += ["--storage", str(there.place / "storage"), "--workers", str(len(CORES))]
     command += ["--told", json.dumps(told)]
     out = there.place / "driver.log"
-    return bed.head.start(command, environment=dict(cluster.environment), log=out), Lines(log)
+    return bed.head.start(command, environment=dict(cluster.environment), log=out), RayTrainLog(
+        log, len(CORES)
+    )
 
 
 def _spent(bed: Testbed) -> tuple[float, int]:
@@ -219,18 +238,16 @@ def _spent(bed: Testbed) -> tuple[float, int]:
 def _followed(
     setting: Setting, bed: Testbed, process: Process, followed: Followed
 ) -> dict[str, Any]:
-    seen, began_s = followed.seen, time.monotonic()
-    first_s, why = 0.0, ""
-    quota, quota_s, changed_s = sum(CORES), 0.0, 0.0
+    seen, began_s, start = followed.seen, time.monotonic(), _spent(bed)
+    first_s, steps_before, why = 0.0, 0, ""
+    quota, quota_s, changed_s = sum(CORES), 0.0, began_s
     slow = [(setting.slow_s[0], setting.slow_cores), (setting.slow_s[1], CORES[0])]
-    start: tuple[float, int] = (0.0, 0)
-    steps_before = 0
     while True:
-        followed.read()
+        ended = process.poll()
+        followed.read()  # all that it has said, where it has ended
         now_s = time.monotonic()
         if not first_s and seen.steps:
-            first_s = changed_s = now_s
-            start, steps_before = _spent(bed), seen.steps
+            first_s, steps_before = now_s, seen.steps
         if first_s and slow and now_s - first_s >= slow[0][0]:
             quota_s += quota * (now_s - changed_s)
             changed_s = now_s
@@ -238,9 +255,8 @@ def _followed(
             quota = sum(CORES[1:]) + slow.pop(0)[1]
         if any(look.accuracy >= setting.accuracy for look in seen.looks):
             break
-        if process.poll() is not None:
-            followed.read()
-            why = f"ended with {process.poll()} after {seen.steps} steps"
+        if ended is not None:
+            why = f"ended with {ended} after {seen.steps} steps"
         elif not first_s and now_s - began_s > setting.start_s:
             why = f"no step after {setting.start_s:g} s"
         elif first_s and now_s - first_s > setting.limit_s:
@@ -248,29 +264,26 @@ def _followed(
         if why:
             break
         time.sleep(_LOOK_S)
-    end = _spent(bed) if first_s else start
-    took_s = now_s - first_s if first_s else 0.0
-    quota_s += quota * (now_s - changed_s) if first_s else 0.0
-    samples = (seen.steps - steps_before) * setting.batch
-    hours = (now_s - began_s) / 3600
+    (cpu_s, received), took_s = _spent(bed), now_s - first_s if first_s else 0.0
+    quota_s += quota * (now_s - changed_s)
+    samples = seen.steps * setting.batch
     return {
         "seconds": None if why else now_s - began_s,
         "why": why,
         "from_first_step_s": None if why else took_s,
         "steps": seen.steps,
-        "samples_per_s": samples / took_s if took_s else 0.0,
-        "bytes_per_sample": (end[1] - start[1]) / samples if samples else None,
+        "samples_per_s": (seen.steps - steps_before) * setting.batch / took_s if took_s else 0.0,
+        "bytes_per_sample": (received - start[1]) / samples if samples else None,
         "wait_s_per_step": seen.waited_s / seen.waits if seen.waits else None,
-        "cpu": (end[0] - start[0]) / quota_s if quota_s else None,
+        "cpu": (cpu_s - start[0]) / quota_s,
         "memory_bytes": seen.memory_bytes,
-        "cost": None if why else hours * sum(CORES) * setting.price,
+        "cost": None if why else (now_s - began_s) / 3600 * sum(CORES) * setting.price,
         "looks": [[look.step, look.accuracy, look.loss] for look in seen.looks],
     }
 
 
 def _copy(place: Path, kept: Path) -> None:
     kept.mkdir(parents=True, exist_ok=True)
-    for file in (place / "driver.log", place / "run" / "events.jsonl", place / "steps.jsonl",
-                 place / "server.log", place / "job.yaml"):  # fmt: skip
-        if file.exists():
-            shutil.copy(file, kept)
+    names = ("driver.log", "server.log", "job.yaml", "run/events.jsonl", "steps-*.jsonl")
+    for file in chain.from_iterable(place.glob(name) for name in names):
+        shutil.copy(file, kept)

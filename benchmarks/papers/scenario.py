@@ -15,7 +15,7 @@ from benchmarks.testbed import NodeSpec, Spec
 from benchmarks.testbed.spec import TrunkSpec
 
 CORES = (0.8, 0.4, 0.2, 0.2)
-ZONES = "aabb"
+ZONES = "abab"  # in the order of arrival
 ZONE_LABEL = "ray.io/availability-zone"
 
 

@@ -9,13 +9,15 @@ The rate is that of all answers together. `/train.parquet` is a file (parts of i
 from __future__ import annotations
 
 import argparse
+import http
 import http.client
 import io
 import json
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -54,11 +56,12 @@ def read(file: Path, rows: int) -> tuple[bytes, list[bytes], list[int]]:
     return written.getvalue(), table["image"].to_pylist(), table["label"].to_pylist()
 
 
-def handler(whole: bytes, images: list[bytes], labels: list[int], pace: Pace) -> type[Any]:
+def answering(whole: bytes, images: list[bytes], labels: list[int], pace: Pace) -> type[Any]:
     """What answers requests."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"  # connections stay
+        disable_nagle_algorithm = True  # a body does not wait for its head to be acknowledged
 
         def do_HEAD(self) -> None:
             self._begin(len(whole), 200, {"Accept-Ranges": "bytes"})
@@ -96,12 +99,19 @@ def handler(whole: bytes, images: list[bytes], labels: list[int], pace: Pace) ->
 
 
 class Remote:
-    """Images of such a server, each fetched when it is asked for, and not kept."""
+    """Images of such a server, fetched when they are asked for, and not kept.
 
-    def __init__(self, url: str) -> None:
-        self._host = urlsplit(url).netloc
-        self._local = threading.local()
+    Args:
+        url: Of the server.
+        at_once: Connections over which several images are fetched at the same time.
+    """
+
+    def __init__(self, url: str, at_once: int = 8) -> None:
+        self._host, self._at_once = urlsplit(url).netloc, at_once
+        self._local, self._connections = threading.local(), list[http.client.HTTPConnection]()
+        self._threads: ThreadPoolExecutor | None = None
         self._labels = json.loads(self._get("/labels"))
+        self.close()  # data loaders fork
 
     def __len__(self) -> int:
         """How many there are."""
@@ -112,21 +122,36 @@ class Remote:
         [image] = decode([self._get(f"/images/{index}")], size=(32, 32))
         return {"image": image, "label": self._labels[index]}
 
+    def __getitems__(self, ids: Sequence[int]) -> list[dict[str, Any]]:
+        """Many, each by a request of its own, several at a time."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._at_once)
+        return [*self._threads.map(self.__getitem__, ids)]
+
     def close(self) -> None:
-        """End this thread's connection."""
-        if (there := getattr(self._local, "connection", None)) is not None:
-            there.close()
+        """End all connections, and the threads."""
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
+        while self._connections:
+            self._connections.pop().close()
+        self._local = threading.local()
 
     def _get(self, path: str) -> bytes:
         if (there := getattr(self._local, "connection", None)) is None:
             there = http.client.HTTPConnection(self._host, timeout=_PATIENCE_S)
             self._local.connection = there
+            self._connections.append(there)
         try:
             there.request("GET", path)
-            return there.getresponse().read()
+            answer = there.getresponse()
+            body = answer.read()
         except (http.client.HTTPException, OSError):
             del self._local.connection
             raise
+        if answer.status != http.HTTPStatus.OK:
+            raise OSError(f"{self._host}{path}: the server answers {answer.status}")
+        return body
 
 
 class Local:
@@ -162,8 +187,9 @@ def main() -> None:
     parser.add_argument("--bits-per-s", type=float, required=True)
     parser.add_argument("--port", type=int, required=True)
     asked = parser.parse_args()
-    answers = handler(*read(asked.file, asked.rows), Pace(asked.bits_per_s))
+    answers = answering(*read(asked.file, asked.rows), Pace(asked.bits_per_s))
     with ThreadingHTTPServer(("0.0.0.0", asked.port), answers) as server:
+        print("listening", flush=True)
         server.serve_forever()
 
 

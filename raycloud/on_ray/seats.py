@@ -22,7 +22,7 @@ from ray.util.placement_group import placement_group_table, remove_placement_gro
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycloud.clock import SystemClock
-from raycloud.errors import RaycloudError
+from raycloud.errors import PlacementError, RaycloudError
 from raycloud.on_ray.attach import draining, hash_seeded, inventory, node_id_here
 from raycloud.on_ray.failover import RemotePool, answer, asked
 from raycloud.on_ray.pool import ActorPool, Seat, Shape
@@ -417,8 +417,18 @@ class SeatsHandle:
 
     @classmethod
     def find(cls, name: str) -> SeatsHandle:
-        """Those of this name, which are kept elsewhere."""
-        return cls(ray.get_actor(name), name)
+        """Those of this name, which are kept elsewhere.
+
+        Raises:
+            PlacementError: Whoever started them is gone.
+        """
+        try:
+            return cls(ray.get_actor(name), name)
+        except ValueError as error:  # what Ray says of a name that nobody has
+            raise PlacementError(
+                f"the seats {name} of these trials are gone",
+                hint="keep what raycloud.trainable returned until the Tuner has ended",
+            ) from error
 
     def __reduce__(self) -> Any:
         """By its name."""

@@ -11,6 +11,7 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Protocol
 
 from raycloud.errors import InternalError, TaskError, TransportError
+from raycloud.net.exchange import parts_of
 from raycloud.net.messages import Array, hear, tell
 from raycloud.net.served import HUNG_S, MOST_BYTES, LostServerError
 from raycloud.net.stream import connect
@@ -273,14 +274,18 @@ class Summing:
         """
         if not job.served or job.asynchronous:
             return None
-        largest = max(buckets, key=lambda bucket: bucket.flat.numel(), default=None)
-        size = 0 if largest is None else largest.flat.numel() * _FLOAT_BYTES
-        if largest is not None and size > MOST_BYTES * job.servers.shards:
-            raise TaskError(
-                f"the gradient of {largest.names[0]!r} has {size} bytes, and each server sums "
-                f"{MOST_BYTES} at most in one message",
-                hint=f"write servers: {-(-size // MOST_BYTES)}, or leave sync.topology out",
-            )
+        plain = job.sync_point.codec == "none"
+        for bucket in buckets:
+            each = bucket.flat.itemsize if plain else _FLOAT_BYTES
+            parts = parts_of(bucket.flat, max(1, job.servers.shards - 1))  # one may be lost
+            if parts[0].numel() * each > MOST_BYTES:
+                size = bucket.flat.numel() * each
+                raise TaskError(
+                    f"the gradient of {bucket.names[0]!r} has {size} bytes, and a server sums "
+                    f"{MOST_BYTES} at most in one message",
+                    hint=f"write servers: {size // MOST_BYTES + 2}, so that one may be lost, or "
+                    "leave sync.topology out",
+                )
         return cls()
 
     def serve(self, find: FindLayout, newest: Newest = first_layout) -> None:

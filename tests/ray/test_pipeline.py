@@ -103,7 +103,7 @@ def test_blocks_are_pinned_up_to_the_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.full(only="rows in hand (Hugging Face, Ray Data) as a source")
-@pytest.mark.parametrize("kind", ["hugging", "ray"])
+@pytest.mark.parametrize("kind", ["hugging", "ray", "keyed"])
 def test_rows_in_hand(tmp_path: Path, kind: str) -> None:
     """A Hugging Face data set (reversed, by its indices), a `ray.data.Dataset`."""
     written(tmp_path / "data")

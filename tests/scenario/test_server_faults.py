@@ -42,9 +42,9 @@ class Mortal(Server):
     met = ""
 
     def _reply(self, header: Mapping[str, Any], arrays: Any) -> Any:
-        if self.left is not None:
-            self.left -= 1
-            if self.left < 0 and not self.met:
+        if (left := self.left) is not None:
+            self.left = left - 1
+            if left <= 0 and not self.met:
                 self.met = str(header.get("do"))
                 if self.acts:
                     super()._reply(header, arrays)
@@ -98,10 +98,12 @@ class Field:
                 replica.discard()  # what is kept, others in this test compute again
             self.replace(doomed)
             fleet.step(number)
-        if doomed is not None:
-            if doomed.met and doomed in (*fleet.servers, *fleet.copies):  # at the step's last word
-                self.replace(doomed)
+        if doomed is not None and doomed in (*fleet.servers, *fleet.copies):
+            # Nobody waits for what is said of the step's last word.
+            wait_for("its words", lambda: doomed.met or doomed.shard.step == number + 1)
             doomed.left = None
+            if doomed.met:
+                self.replace(doomed)
 
     def replace(self, dead: Mortal) -> None:
         """A generation without it, in which another one in its place is filled."""
@@ -133,6 +135,7 @@ def field(tmp_path: Path, seed: int) -> Iterator[Field]:
 def test_what_is_told_counts_once_whoever_dies(field: Field, seed: int) -> None:
     for number in range(STEPS):
         field.go(number)
+    assert field.deaths
     assert field.fleet.apart(STEPS) <= 1e-9, (seed, field.deaths)
     servers = [*field.fleet.servers, *field.fleet.copies]
     wait_for("the last word", lambda: all(one.shard.step == STEPS for one in servers))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ from benchmarks.papers.page import (
     FILES,
     MARK,
     PAGE,
+    RESULTS,
     beside,
     chart,
     found,
@@ -29,8 +31,10 @@ from benchmarks.papers.page import (
     sections,
     table,
 )
+from benchmarks.papers.runs import Look, RayTrainLog
 from benchmarks.papers.scenario import ALL, NONE, ROWS, STRATEGIES, ZONE_LABEL, Setting
-from benchmarks.papers.serving import Local, Pace, Remote, handler, read, together
+from benchmarks.papers.serving import Local, Pace, Remote, answering, read, together
+from benchmarks.papers.unequal import gains
 
 COUNT = 12
 
@@ -50,7 +54,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def url(file: Path) -> Iterator[str]:
-    answers = handler(*read(file, COUNT - 1), Pace(1e9))
+    answers = answering(*read(file, COUNT - 1), Pace(1e9))
     with ThreadingHTTPServer(("127.0.0.1", 0), answers) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -62,7 +66,7 @@ def url(file: Path) -> Iterator[str]:
 def test_images_come_one_by_one_and_as_a_file(url: str, file: Path) -> None:
     remote, local = Remote(url), Local(file, COUNT)
     assert len(remote) == COUNT - 1
-    some = together([remote[i] for i in (3, 7)])
+    some = together(remote.__getitems__([3, 7]))
     remote.close()
     held = together([local[i] for i in (3, 7)])
     assert np.array_equal(some["image"], held["image"])
@@ -140,10 +144,33 @@ def test_what_the_papers_say_is_beside_what_was_measured() -> None:
 
 def test_the_page_and_the_chart_are_those_of_the_results() -> None:
     settings = found()
-    assert settings
     assert PAGE.read_text().partition(MARK)[2] == sections(settings)
-    runs = {FILES[name]: told["runs"] for name, told in settings.items()}
-    assert CHART.read_text() == chart(runs)
+    if settings:
+        runs = {FILES[name]: told["runs"] for name, told in settings.items()}
+        assert CHART.read_text() == chart(runs)
     for told in settings.values():
         asked = Setting(trunk_mbit=told["setting"]["trunk_mbit"])
         assert told["setting"] == asked.describe(), "what was run is what stands there"
+
+
+def test_the_curve_is_what_the_planner_gains() -> None:
+    points = json.loads((RESULTS / "unequal.json").read_text())["points"]
+    assert points == [{name: round(value, 4) for name, value in one.items()} for one in gains()]
+    assert all(one["gain"] <= one["bound"] for one in points)
+
+
+def test_what_ray_trains_workers_say_is_put_together(tmp_path: Path) -> None:
+    log = RayTrainLog(tmp_path / "steps", 2)
+    log.read()
+    assert log.seen.steps == 0
+    for rank in range(2):
+        lines = [
+            {"step": 1, "waited_s": 0.5 + rank, "bytes": 10 * (rank + 1)},
+            {"step": 2, "waited_s": 0.0, "bytes": 5, "accuracy": 0.25, "loss": 2.0},
+        ]
+        text = "".join(json.dumps(one) + "\n" for one in lines)
+        (tmp_path / f"steps-{rank}.jsonl").write_text(text + '{"step": 3')
+        log.read()
+    seen = log.seen
+    assert (seen.steps, seen.waits, seen.waited_s, seen.memory_bytes) == (2, 4, 2.0, 20)
+    assert seen.looks == [Look(step=2, accuracy=0.25, loss=2.0)]
