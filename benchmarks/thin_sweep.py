@@ -2,10 +2,11 @@
 
     python -m benchmarks.thin_sweep [--scenario S3] [--json FILE] [--keep DIRECTORY] [--quick]
 
-`jobs/gpt_sweep.yaml` is swept on the testbed with a worker on each node. Each of its points is then
-trained whole, alone, until the target or until it is later than the best; and so are the job as it
-is, with `sync: auto` and with the exact exchange. Seconds are those of training, as sweeps count
-them. `--quick`: two trials and few steps, to see that it works.
+`jobs/gpt_sweep.yaml` is swept on the testbed with a worker on each node. Then the job as it is
+trains until the target with `sync: auto` and with the exact exchange; and the same space is swept
+once more without early stops: each point trains until the target, or until one before it was sooner
+there. Seconds are those of training, as sweeps count them. `--quick`: two trials and few steps, to
+see that it works.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,7 @@ from raycloud.tuning.results import LOG, Results, Trial
 
 JOB = ROOT / "jobs" / "gpt_sweep.yaml"
 SOONER_THAN_AUTO, SOONER_THAN_EXACT = 1.1, 4.0  # floors
-_START_S = 40.0  # a run's, beside its training: the nodes are slow
-_RUN_S = 1200.0  # for what is not cut off by another's time
+_RUN_S = 1200.0
 Row = dict[str, Any]
 
 
@@ -71,11 +70,10 @@ class Runs:
         trials = Results.open(where / LOG).trials
         return [trials[number] for number in sorted(trials)]
 
-    def alone(self, name: str, point: Mapping[str, Any], most_s: float, **job: Any) -> Row:
-        """One point, trained until the target or for so many seconds."""
-        space = {path: {"choice": [value]} for path, value in point.items()}
-        space = space or {"seed": {"choice": [0]}}
-        more = {"space": space, "trials": 1, "scheduler": "none", "seconds": most_s + _START_S}
+    def alone(self, name: str, **job: Any) -> Row:
+        """One trial of the job, with other fields, until the target."""
+        space = {"seed": {"choice": [0]}}
+        more = {"space": space, "trials": 1, "scheduler": "none", "seconds": _RUN_S}
         [trial] = self.sweep(name, job=job, **more)
         return {"name": name, **row(trial)}
 
@@ -95,42 +93,37 @@ def seconds(one: Row) -> float | None:
     return float(one["seconds"]) if one["status"] == "reached" else None
 
 
-def measure(runs: Runs, *, quick: bool) -> Row:
-    """The sweep, then each point alone."""
+def measure(runs: Runs) -> Row:
+    """The sweep, the job as it is, and each point of the sweep whole."""
     swept = runs.sweep("swept")
     reached = [t for t in swept if t.status == "reached" and t.last is not None]
     told: Row = {"swept": [{"trial": t.number, **row(t)} for t in swept]}
     if not reached:
         return {**told, "kept": False, "why": "no trial came to the target"}
     best = min(reached, key=lambda t: t.last.seconds if t.last else 0.0)
-    first = runs.alone("best", best.point, _RUN_S)
-    best_s = seconds(first) or float("inf")
-    rows = [first, runs.alone("auto", {}, _RUN_S, sync="auto")]
-    rows.append(runs.alone("exact", {}, _RUN_S, sync="exact"))
-    seen = [best.point]
-    for trial in swept if not quick else ():
-        if trial.point not in seen:
-            seen.append(trial.point)
-            rows.append({**runs.alone(f"trial-{trial.number}", trial.point, best_s)})
-    by = {one["name"]: seconds(one) for one in rows}
+    alone = [runs.alone(way, sync=way) for way in ("auto", "exact")]
+    whole = {t.number: row(t) for t in runs.sweep("whole", scheduler="none")}
+    best_s = seconds(whole[best.number]) or seconds(row(best)) or float("inf")
     sooner = [
-        name
-        for name, took_s in by.items()
-        if took_s is not None and took_s < best_s and name.startswith("trial")
+        number
+        for number, one in whole.items()
+        if (took_s := seconds(one)) is not None and took_s < best_s
     ]
+    by = {one["name"]: seconds(one) or float("nan") for one in alone}
     summary = {
         "best": dict(best.point),
-        "seconds": by,
+        "seconds": {"best": best_s, **by},
         "sooner_than_the_best": sooner,
-        "than_auto": (by["auto"] or float("nan")) / best_s,
-        "than_exact": (by["exact"] or float("nan")) / best_s,
+        "than_auto": by["auto"] / best_s,
+        "than_exact": by["exact"] / best_s,
     }
     kept = (
         not sooner
         and summary["than_auto"] >= SOONER_THAN_AUTO
         and summary["than_exact"] >= SOONER_THAN_EXACT
     )
-    return {**told, "alone": rows, "summary": summary, "kept": kept}
+    every = [{"trial": number, **one} for number, one in whole.items()]
+    return {**told, "alone": alone, "whole": every, "summary": summary, "kept": kept}
 
 
 def main() -> None:
@@ -152,7 +145,7 @@ def main() -> None:
             with ray:
                 ray.join(*bed.nodes)
                 bed.limit()
-                told = measure(Runs(bed, ray, place, quick=asked.quick), quick=asked.quick)
+                told = measure(Runs(bed, ray, place, quick=asked.quick))
     told = {
         "format": 1,
         "scenario": asked.scenario,
