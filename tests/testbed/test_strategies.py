@@ -22,7 +22,7 @@ COMMANDS = sorted({one.command for one in (*strategies.PAPERS, *strategies.PRACT
 # By how a command begins: what makes it quick, and keeps it in a folder.
 QUICK = {
     "python -m benchmarks.run": "--quick --json FOLDER/rows.json",
-    "python -m benchmarks.backups": "--seconds 1 --repeats 1",
+    "python -m benchmarks.backups": "--seconds 5 --repeats 1",
     "python -m benchmarks.codecs": "--turns 1",
     "python -m benchmarks.forecast": "",
     "python -m benchmarks.ingest": "--quick --only order --json FOLDER/rows.json",

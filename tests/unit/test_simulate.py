@@ -304,7 +304,7 @@ def test_real_machines_come_and_go():
     path = DATA / "spot" / "availability_16-node_aws-08-27-2023_us-west-2a_v100_1.json"
     if not path.exists():
         pytest.skip("no real spot traces beside the repository (shared/data/spot)")
-    scenario = large(1, members=16, days=1, per_day=8)
+    scenario = large(1, members=16, days=4, per_day=2)
     held = faults_of_trace(path, nodes=16, until_s=scenario.lasts_s)
     faults = tuple(sorted([*scenario.faults, *held]))
     outcome = simulate(replace(scenario, faults=faults, least=1))
