@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from threading import Condition, Lock, Thread
+from threading import Condition, Lock, RLock, Thread, Timer
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _MEMORY_SHARE = 0.5  # of the object store; readers and collators use the rest
 _THREADS = 8
+_LATER_S = 20.0  # after which workers have started, on machines that are not slow
 _FETCH_S = 120.0  # a block of some MB, over a thin link
 
 Notice = Callable[..., None]  # called with what happened and, by keyword, its details
@@ -186,38 +187,98 @@ def answer(one: Any, method: str, *args: Any) -> Any:
 class ClusterBlocks:
     """The blocks of all nodes that were alive when this was made.
 
+    Processes of other nodes are begun where something is asked of them. Where all is found on this
+    one they are only told what to keep, later: until then the workers of slow nodes start alone.
+
     Args:
         own: Those of the node this process is on.
         me: An actor through which others ask `own`; it has a method `ask` like `NodeBlocksActor`'s.
         notice: Told of nodes that do not answer.
+
+    Attributes:
+        handles: Actors that hold blocks, by node, this one first; those that are begun.
     """
 
     def __init__(self, own: NodeBlocks, me: Any, notice: Notice) -> None:
         self.own, self._notice = own, notice
-        self.handles: dict[str, Any] = {own.node: me}  # this node first
-        for node in (found["NodeID"] for found in ray.nodes() if found["Alive"]):
-            if node != own.node:
+        self.handles: dict[str, Any] = {own.node: me}
+        nodes = [found["NodeID"] for found in ray.nodes() if found["Alive"]]
+        self._others = [node for node in nodes if node != own.node]  # not begun
+        self._words: list[tuple[str, tuple[Any, ...]]] = []  # that those are to be told
+        self._turn = RLock()
+        self.alone = not self._others
+
+    def begin(self) -> None:
+        """Begin the processes of other nodes, and tell them what was told here."""
+        with self._turn:
+            others, self._others = self._others, []
+            for node in others:
                 options = NodeBlocksActor.options(  # type: ignore[attr-defined]
                     num_cpus=0,
                     max_concurrency=_THREADS,
                     scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
                 )
-                self.handles[node] = options.remote(own.code, own.job)
+                handle = options.remote(self.own.code, self.own.job)
+                for method, args in self._words:
+                    handle.ask.remote(method, *args)
+                self.handles[node] = handle
 
-    def ask(self, method: str, *args: Any) -> dict[str, Any]:
-        """What each node returns, by node, this one first. A dead one is left out.
+    def begin_later(self) -> None:
+        """The same in a while, in a thread."""
+        if self._others:
+            timer = Timer(_LATER_S, self.begin)
+            timer.daemon = True
+            timer.start()
+
+    def here(self, method: str, *args: Any) -> Any:
+        """What this node returns.
+
+        Raises:
+            RaycloudError: As it did.
+        """
+        found = answer(self.own, method, *args)
+        if isinstance(found, RaycloudError):
+            raise found
+        return found
+
+    def tell(self, method: str, *args: Any) -> None:
+        """Have it done on each node: at once on those that are begun, on others once they are.
 
         Raises:
             RaycloudError: The first that a node raised.
         """
+        with self._turn:
+            self._words.append((method, args))
+            begun = [node for node in self.handles if node != self.own.node]
+        self.here(method, *args)
+        self._asked(begun, method, *args)
+
+    def others(self, method: str, *args: Any) -> dict[str, Any]:
+        """What each other node returns, by node. A dead one is left out.
+
+        Raises:
+            RaycloudError: The first that a node raised.
+        """
+        self.begin()
+        return self._asked([n for n in self.handles if n != self.own.node], method, *args)
+
+    def ask(self, method: str, *args: Any) -> dict[str, Any]:
+        """The same of all nodes, this one first."""
+        self.begin()
         others = [node for node in self.handles if node != self.own.node]
         calls = {node: self.handles[node].ask.remote(method, *args) for node in others}
-        found = {self.own.node: answer(self.own, method, *args)}
+        return {self.own.node: self.here(method, *args), **self._taken(calls)}
+
+    def _asked(self, nodes: Sequence[str], method: str, *args: Any) -> dict[str, Any]:
+        return self._taken({n: self.handles[n].ask.remote(method, *args) for n in nodes})
+
+    def _taken(self, calls: Mapping[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
         for node, call in calls.items():
             try:
                 found[node] = ray.get(call)
             except RayError as error:
-                del self.handles[node]
+                self.handles.pop(node, None)
                 self._notice("a node's blocks are out of reach", node=node, why=first_line(error))
         for result in found.values():
             if isinstance(result, RaycloudError):

@@ -104,7 +104,7 @@ class Pipeline:
         self._ready: Future[dict[str, Prepared]] | None = None
         self._notices: list[tuple[str, Mapping[str, Any]]] = []
         self._blocks = ClusterBlocks(own, me, self._notice)
-        self._nodes: list[str] | None = None
+        self._places: tuple[list[str] | None] | None = None  # nodes that read; None: not known yet
         self._rows: str | None = None
         self._splits: dict[str, SplitIngest] = {}
         self._versions: dict[int, Index] = {}  # of the training samples
@@ -188,10 +188,11 @@ class Pipeline:
         if isinstance(splits.held_out, Source):
             self._splits[HELD_OUT] = SplitIngest(task, splits.held_out, HELD_OUT, self._blocks)
         self._rows = rows_of(task, splits)
-        self._nodes = self._seeing(splits.train)
+        self._train = splits.train
         prepared = {name: split.run(self._readers(None)) for name, split in self._splits.items()}
         self._versions[config.version] = prepared[TRAIN].index
         self._pin([one.index for one in prepared.values()])
+        self._blocks.begin_later()
         return prepared
 
     def _grow(self) -> DataGrew | None:
@@ -227,15 +228,21 @@ class Pipeline:
             self.queue,
             min(cpus, total),
             own.clock,
-            here=not self._config.wary and (self._nodes is None or own.node in self._nodes),
+            node=None if self._config.wary else own.node,
             notice=self._notice,
-            nodes=self._nodes,
+            places=self._reading,
         )
+
+    def _reading(self) -> list[str] | None:
+        """Where something may be read, now that it has to be; None: anywhere."""
+        if self._places is None:
+            self._blocks.begin()  # what is made on a node is asked of its process
+            self._places = (self._seeing(self._train),)
+        return self._places[0]
 
     def _seeing(self, source: Source) -> list[str] | None:
         """The nodes that see the files; None: all do, or it does not matter."""
-        one_node = len(self._blocks.handles) == 1
-        if one_node or source.path is None or source.filesystem is not None:
+        if self._blocks.alone or source.path is None or source.filesystem is not None:
             return None
         first = locate(source)[0]
         if not is_local(first.path):
@@ -253,7 +260,7 @@ class Pipeline:
 
     def _pin(self, indexes: list[Index]) -> None:
         """Pin what is read first, everywhere."""
-        self._blocks.ask("pin", keys_first_read(indexes, self._config.job))
+        self._blocks.tell("pin", keys_first_read(indexes, self._config.job))
 
     def _take_notices(self) -> Told:
         with self._asking:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -135,7 +135,7 @@ class SplitIngest:
             if kept is None:
                 made = [self._made[work.key] for work in works]
                 keys = tuple(work.key for work in works)
-                self._blocks.ask("complete", [completed(replace(record, keys=keys), made)])
+                self._blocks.tell("complete", [completed(replace(record, keys=keys), made)])
         self.works = tuple(works)
 
     def _tabled(self, readers: Readers) -> tuple[tuple[Input, ...], list[Work]]:
@@ -158,13 +158,14 @@ class SplitIngest:
         return works if all(work.key in self._made for work in works) else []
 
     def _kept(self, id_: str) -> DataSet | None:
-        found = self._blocks.ask("find", id_).values()
+        here = self._blocks.here("find", id_)
+        found = [here] if here is not None else self._blocks.others("find", id_).values()
         return next((record for record in found if record is not None), None)
 
     def _version(self, works: Sequence[Work], readers: Readers) -> DataSet:
         """Have all blocks of one version made, or found; returns the record of it, complete."""
         data_set = data_set_of(self._recipe, works, self._lanes)
-        self._blocks.ask("claim", [data_set])
+        self._blocks.tell("claim", [data_set])
         if self._recipe.stratify is not None:
             known = self._kept(data_set.id)
             if known is not None and self._found(known.keys):
@@ -173,26 +174,34 @@ class SplitIngest:
         else:
             self._fill(works, readers)
             whole = completed(data_set, [self._made[work.key] for work in works])
-        self._blocks.ask("complete", [whole])
+        self._blocks.tell("complete", [whole])
         return whole
 
     def _found(self, keys: Sequence[str]) -> bool:
         """Whether all of these dealt blocks are somewhere."""
         missing = [key for key in keys if key not in self._dealt]
-        for node, sizes in self._blocks.ask("sizes", missing).items():
+        self._take_sizes({self._blocks.own.node: self._blocks.here("sizes", missing)})
+        if still := [key for key in missing if key not in self._dealt]:
+            self._take_sizes(self._blocks.others("sizes", still))
+        return all(key in self._dealt for key in keys)
+
+    def _take_sizes(self, found: Mapping[str, Mapping[str, tuple[int, int]]]) -> None:
+        for node, sizes in found.items():
             for key, (rows, size) in sizes.items():
                 nodes = self._dealt[key].nodes if key in self._dealt else ()
                 self._dealt[key] = Block(key=key, rows=rows, bytes=size, nodes=(*nodes, node))
-        return all(key in self._dealt for key in keys)
 
     def _look(self, works: Sequence[Work]) -> None:
-        """Find the blocks of works on any node."""
+        """Find the blocks of works: of each on this node, else on others."""
         bare = [replace(work, table=None) for work in works]
         for work in works:
             self._made.pop(work.key, None)
-        for found in self._blocks.ask("made", self._recipe, bare).values():
-            for one in found.values():
-                self._keep(one)
+        for one in self._blocks.here("made", self._recipe, bare).values():
+            self._keep(one)
+        if still := [work for work in bare if work.key not in self._made]:
+            for found in self._blocks.others("made", self._recipe, still).values():
+                for one in found.values():
+                    self._keep(one)
 
     def _fill(self, works: Sequence[Work], readers: Readers) -> None:
         """Find the blocks of works on any node; read those that are on none."""
@@ -210,9 +219,10 @@ class SplitIngest:
         self._fill(works, readers)
         made = [self._made[work.key] for work in works]
         keys = [one.block.key for one in made if one.block.rows]
-        labels: dict[str, Any] = {}
-        for found in self._blocks.ask("labels", keys, column).values():
-            labels |= found
+        labels: dict[str, Any] = dict(self._blocks.here("labels", keys, column))
+        if still := [key for key in keys if key not in labels]:
+            for found in self._blocks.others("labels", still, column).values():
+                labels |= found
         of_works = [labels.get(work.key) for work in works]
         shares = deal_shares(self._recipe, works, made, of_works, self._lanes)
         self._found([share.key for share in shares if share.size])

@@ -221,9 +221,9 @@ class Readers:
         queue: Hands out what there is to make.
         cpus: Most that work at once.
         clock: For how long it takes.
-        here: Whether this process may; else only others do.
+        node: This process's, where it may; None: only others do.
         notice: Told of readers that failed, by what happened and its details.
-        nodes: Where others may; None: anywhere.
+        places: Says which nodes may, asked once something is to be made; None: all.
     """
 
     def __init__(
@@ -232,20 +232,26 @@ class Readers:
         cpus: int,
         clock: Clock,
         *,
-        here: bool,
+        node: str | None,
         notice: Callable[..., None],
-        nodes: Sequence[str] | None = None,
+        places: Callable[[], Sequence[str] | None],
     ) -> None:
         self._queue = queue
         self._cpus = cpus
         self._clock = clock
-        self._here = here
+        self._node, self._places = node, places
+        self._here = False
         self._notice = notice
         self._why = "their reader died"
         self._options: dict[str, Any] = {
             "batch_size": None,
             "ray_remote_args_fn": partial(dict, max_retries=_RETRIES),
         }
+
+    def _begin(self) -> None:
+        """Ask where something may be made."""
+        nodes = self._places()
+        self._here = self._node is not None and (nodes is None or self._node in nodes)
         if nodes is not None:
             self._options["label_selector"] = {"ray.io/node-id": f"in({', '.join(nodes)})"}
 
@@ -258,6 +264,7 @@ class Readers:
         """
         if not numbers:
             return
+        self._begin()
         left = list(numbers)
         with self._queue.of(numbers) as ticket:
             for number, made in self._together(spec, left, ticket):
@@ -280,6 +287,7 @@ class Readers:
             DataError: It needs a CPU, and none is free.
             RaycloudError: As `run` does.
         """
+        self._begin()
         make_modest()
         if needs_cpu(dataset) and ray.available_resources().get("CPU", 0.0) < 1.0:
             raise DataError(

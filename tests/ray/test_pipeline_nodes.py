@@ -109,6 +109,26 @@ def read(
     return ids_of(samples), {notice.what for notice in one.notices()}
 
 
+@pytest.mark.full(only="other nodes are asked nothing where all blocks are here")
+def test_other_nodes_are_told_later_where_all_blocks_are_here(two: Two, tmp_path: Path) -> None:
+    """Their processes would take the time in which workers start."""
+    written(tmp_path / "data")
+    job = asked(tmp_path, data={"cache": {}, "cpus": 1})
+    with provider(job) as one:
+        blocks = provided(one, job).prepared[TRAIN].index.blocks
+        assert {block.nodes for block in blocks} == {(two.nodes[0],)}
+    with provider(job) as one:
+        ready = one._call("prepare")
+        assert [*ready.handles] == [two.nodes[0]]
+        assert not any(split.made_blocks for split in ready.prepared.values())
+        there = NodeAffinitySchedulingStrategy(two.nodes[1], soft=False)
+        code, named = sent(job)
+        call = read.options(scheduling_strategy=there)
+        found, _ = ray.get(call.remote(code, named, two.nodes[1], one._config.pipeline, here()))
+        assert found == ids_of(provided(one, job).train)
+        wait_for("the other", lambda: [*one._call("prepare").handles] == [*two.nodes], seconds=90)
+
+
 @pytest.mark.full(only="blocks are fetched from the node that made them")
 def test_blocks_are_fetched_from_the_node_that_made_them(two: Two, tmp_path: Path) -> None:
     written(tmp_path / "data")
@@ -138,7 +158,9 @@ def test_blocks_are_fetched_from_the_node_that_made_them(two: Two, tmp_path: Pat
     with provider(job) as one:
         again = provided(one, job).prepared[TRAIN]
         assert again.made_blocks == 0
-        assert {block.nodes for block in again.index.blocks} == {two.nodes}
+        assert {block.nodes for block in again.index.blocks} == {
+            two.nodes[:1]
+        }  # nobody else is asked
 
 
 @pytest.mark.full(only="files of one node are read on it")
