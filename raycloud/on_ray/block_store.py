@@ -242,35 +242,41 @@ class ClusterBlocks:
         return found
 
     def tell(self, method: str, *args: Any) -> None:
-        """Have it done on each node: at once on those that are begun, on others once they are.
+        """Have it done on each node: here at once, and on others once they are begun.
 
         Raises:
-            RaycloudError: The first that a node raised.
+            RaycloudError: This node did. Of others nobody waits to hear.
         """
         with self._turn:
             self._words.append((method, args))
-            begun = [node for node in self.handles if node != self.own.node]
+            for node, handle in self.handles.items():
+                if node != self.own.node:
+                    handle.ask.remote(method, *args)
         self.here(method, *args)
-        self._asked(begun, method, *args)
 
-    def others(self, method: str, *args: Any) -> dict[str, Any]:
+    def others(self, method: str, *args: Any, patience_s: float | None = None) -> dict[str, Any]:
         """What each other node returns, by node. A dead one is left out.
+
+        Args:
+            method: Of `NodeBlocks`.
+            args: For it.
+            patience_s: Who has not answered by then is left out, too; None: all are waited for.
 
         Raises:
             RaycloudError: The first that a node raised.
         """
         self.begin()
-        return self._asked([n for n in self.handles if n != self.own.node], method, *args)
+        nodes = [node for node in self.handles if node != self.own.node]
+        calls = {node: self.handles[node].ask.remote(method, *args) for node in nodes}
+        if patience_s is not None and calls:
+            every = [*calls.values()]
+            done, _ = ray.wait(every, num_returns=len(every), timeout=patience_s)
+            calls = {node: call for node, call in calls.items() if call in done}
+        return self._taken(calls)
 
     def ask(self, method: str, *args: Any) -> dict[str, Any]:
         """The same of all nodes, this one first."""
-        self.begin()
-        others = [node for node in self.handles if node != self.own.node]
-        calls = {node: self.handles[node].ask.remote(method, *args) for node in others}
-        return {self.own.node: self.here(method, *args), **self._taken(calls)}
-
-    def _asked(self, nodes: Sequence[str], method: str, *args: Any) -> dict[str, Any]:
-        return self._taken({n: self.handles[n].ask.remote(method, *args) for n in nodes})
+        return {self.own.node: self.here(method, *args), **self.others(method, *args)}
 
     def _taken(self, calls: Mapping[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = {}

@@ -101,6 +101,7 @@ class Pipeline:
         self._turn = Lock()  # one change at a time
         self._remaking = Lock()  # not held up by growth, which may take long
         self._asking = Lock()
+        self._looking = Lock()
         self._ready: Future[dict[str, Prepared]] | None = None
         self._notices: list[tuple[str, Mapping[str, Any]]] = []
         self._blocks = ClusterBlocks(own, me, self._notice)
@@ -228,24 +229,37 @@ class Pipeline:
             self.queue,
             min(cpus, total),
             own.clock,
-            node=None if self._config.wary else own.node,
+            here=self._reads_here,
             notice=self._notice,
             places=self._reading,
         )
 
-    def _reading(self) -> list[str] | None:
-        """Where something may be read, now that it has to be; None: anywhere."""
-        if self._places is None:
-            self._blocks.begin()  # what is made on a node is asked of its process
-            self._places = (self._seeing(self._train),)
-        return self._places[0]
+    def _reads_here(self) -> bool:
+        """Whether this process may read: it sees the files, and none before it has died of them."""
+        file = None if self._config.wary else self._on_disk()
+        seen = file is None or self._blocks.here("sees", file.path, file.bytes)
+        return not self._config.wary and bool(seen)
 
-    def _seeing(self, source: Source) -> list[str] | None:
-        """The nodes that see the files; None: all do, or it does not matter."""
+    def _reading(self) -> list[str] | None:
+        """The nodes where others may read; None: all."""
+        with self._looking:
+            if self._places is None:
+                self._blocks.begin()  # what is made on a node is asked of its process
+                self._places = (self._seeing(),)
+            return self._places[0]
+
+    def _on_disk(self) -> File | None:
+        """A file of the training samples that not all nodes may see; None: there is none."""
+        source = self._train
         if self._blocks.alone or source.path is None or source.filesystem is not None:
             return None
         first = locate(source)[0]
-        if not is_local(first.path):
+        return first if is_local(first.path) else None
+
+    def _seeing(self) -> list[str] | None:
+        """The nodes that see the files; None: all do, or it does not matter."""
+        first = self._on_disk()
+        if first is None:
             return None
         seen = self._blocks.ask("sees", first.path, first.bytes)
         nodes = [node for node, sees in seen.items() if sees]

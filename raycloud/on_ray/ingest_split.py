@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from raycloud.spec import Job
     from raycloud.task import Source, Task
 
+_LEAST_S = 5.0
+_READ_BYTES_PER_S = 20e6  # that a core reads and prepares, about
+
 
 class SplitIngest:
     """One split, from a `Source` to an index; again for files that were added."""
@@ -159,7 +162,7 @@ class SplitIngest:
 
     def _kept(self, id_: str) -> DataSet | None:
         here = self._blocks.here("find", id_)
-        found = [here] if here is not None else self._blocks.others("find", id_).values()
+        found = [here] if here is not None else self._asked("find", id_).values()
         return next((record for record in found if record is not None), None)
 
     def _version(self, works: Sequence[Work], readers: Readers) -> DataSet:
@@ -182,7 +185,7 @@ class SplitIngest:
         missing = [key for key in keys if key not in self._dealt]
         self._take_sizes({self._blocks.own.node: self._blocks.here("sizes", missing)})
         if still := [key for key in missing if key not in self._dealt]:
-            self._take_sizes(self._blocks.others("sizes", still))
+            self._take_sizes(self._asked("sizes", still))
         return all(key in self._dealt for key in keys)
 
     def _take_sizes(self, found: Mapping[str, Mapping[str, tuple[int, int]]]) -> None:
@@ -199,7 +202,7 @@ class SplitIngest:
         for one in self._blocks.here("made", self._recipe, bare).values():
             self._keep(one)
         if still := [work for work in bare if work.key not in self._made]:
-            for found in self._blocks.others("made", self._recipe, still).values():
+            for found in self._asked("made", self._recipe, still).values():
                 for one in found.values():
                     self._keep(one)
 
@@ -234,6 +237,14 @@ class SplitIngest:
             self._fresh.add(block.key)
         dealt = [self._dealt[share.key] if share.size else None for share in shares]
         return completed(data_set, made, dealt)
+
+    def _asked(self, method: str, *args: Any) -> Mapping[str, Any]:
+        """What other nodes say of what they hold, as long as making it again takes no longer.
+
+        On a slow node a process that could say so starts for half a minute.
+        """
+        size = sum(one.bytes for one in self.inputs)
+        return self._blocks.others(method, *args, patience_s=_LEAST_S + size / _READ_BYTES_PER_S)
 
     def _keep(self, made: Made) -> None:
         key = made.block.key

@@ -221,9 +221,9 @@ class Readers:
         queue: Hands out what there is to make.
         cpus: Most that work at once.
         clock: For how long it takes.
-        node: This process's, where it may; None: only others do.
+        here: Says whether this process may; else only others do.
         notice: Told of readers that failed, by what happened and its details.
-        places: Says which nodes may, asked once something is to be made; None: all.
+        places: Says which nodes others may be on, asked once there are to be others; None: all.
     """
 
     def __init__(
@@ -232,14 +232,14 @@ class Readers:
         cpus: int,
         clock: Clock,
         *,
-        node: str | None,
+        here: Callable[[], bool],
         notice: Callable[..., None],
         places: Callable[[], Sequence[str] | None],
     ) -> None:
         self._queue = queue
         self._cpus = cpus
         self._clock = clock
-        self._node, self._places = node, places
+        self._may, self._places = here, places
         self._here = False
         self._notice = notice
         self._why = "their reader died"
@@ -248,12 +248,11 @@ class Readers:
             "ray_remote_args_fn": partial(dict, max_retries=_RETRIES),
         }
 
-    def _begin(self) -> None:
-        """Ask where something may be made."""
+    def _elsewhere_options(self) -> dict[str, Any]:
         nodes = self._places()
-        self._here = self._node is not None and (nodes is None or self._node in nodes)
-        if nodes is not None:
-            self._options["label_selector"] = {"ray.io/node-id": f"in({', '.join(nodes)})"}
+        if nodes is None:
+            return self._options
+        return {**self._options, "label_selector": {"ray.io/node-id": f"in({', '.join(nodes)})"}}
 
     def run(self, spec: ReadSpec, numbers: Sequence[int]) -> Iterator[NumberedBlock]:
         """What `Reader.make` makes of each number, as it is done.
@@ -264,7 +263,7 @@ class Readers:
         """
         if not numbers:
             return
-        self._begin()
+        self._here = self._may()
         left = list(numbers)
         with self._queue.of(numbers) as ticket:
             for number, made in self._together(spec, left, ticket):
@@ -287,7 +286,6 @@ class Readers:
             DataError: It needs a CPU, and none is free.
             RaycloudError: As `run` does.
         """
-        self._begin()
         make_modest()
         if needs_cpu(dataset) and ray.available_resources().get("CPU", 0.0) < 1.0:
             raise DataError(
@@ -300,7 +298,7 @@ class Readers:
             tabled,
             batch_format="pyarrow",
             fn_kwargs={"spec": [ray.put(spec)]},
-            **self._options,
+            **self._elsewhere_options(),
         )
         with _blamed(lambda: "a block of the ray.data.Dataset"):
             for row in quiet(rows, cpus=self._cpus, in_order=True).iter_rows():
@@ -347,11 +345,12 @@ class Readers:
         """One run of Ray Data: see `numbered`."""
         import ray.data
 
+        options = self._elsewhere_options()  # and what nodes hold can be asked for
         make_modest()
         items = [{"number": number} for number in tasks]
         source: Any = ray.data.from_items(items, override_num_blocks=len(items))
         named = {"spec": [ray.put(spec)], "taking": (self._queue.actor, ticket)}
-        rows = source.map_batches(numbered, fn_kwargs=named, **self._options)
+        rows = source.map_batches(numbered, fn_kwargs=named, **options)
         for row in quiet(rows, cpus=self._cpus, in_order=False).iter_rows():
             yield row["number"], row["made"]
 

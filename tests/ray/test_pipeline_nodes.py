@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,10 +178,15 @@ def test_files_of_one_node_are_read_there(two: Two) -> None:
     run = raycloud.train(job, run_dir=two.homes[0] / "run")
     assert exact_steps(run.directory) == 20
     assert {e.rows for e in of_kind(DataPrepared, run.events)} == {240}
-    (notice,) = [n for n in of_kind(Noticed, run.events) if "see the data's files" in n.what]
-    assert notice.detail["nodes"] == [two.nodes[0]]
     assert {event.node for event in run.events if hasattr(event, "node")} >= set(two.nodes)
     assert [path.name for path in two.homes[1].iterdir()] == ["cache"]
+    with provider(job) as one:
+        one._wary = True  # others are to read: that not all of them can is said
+        for home in two.homes:
+            shutil.rmtree(home / "cache")
+        assert len(ids_of(provided(one, job).train)) == 240
+        (notice,) = [n for n in one.notices() if "see the data's files" in n.what]
+        assert notice.detail["nodes"] == [two.nodes[0]]
 
 
 @pytest.mark.full
