@@ -19,7 +19,7 @@ from raycloud.checkpoint import latest, open_store
 from raycloud.data.cache import BlockCache
 from raycloud.data.index import TRAIN
 from raycloud.errors import JobError
-from raycloud.events import DataPrepared, MemberReady, Noticed, StepsCommitted
+from raycloud.events import DataPrepared, MemberReady, StepsCommitted
 from tests.live import asked as small
 from tests.live import events, exact_steps, of_kind, wait_for
 from tests.live_data import Points, asked, here, ids_of, killed, provided, provider, written
