@@ -122,11 +122,6 @@ def test_other_nodes_are_told_later_where_all_blocks_are_here(two: Two, tmp_path
         ready = one._call("prepare")
         assert [*ready.handles] == [two.nodes[0]]
         assert not any(split.made_blocks for split in ready.prepared.values())
-        there = NodeAffinitySchedulingStrategy(two.nodes[1], soft=False)
-        code, named = sent(job)
-        call = read.options(scheduling_strategy=there)
-        found, _ = ray.get(call.remote(code, named, two.nodes[1], one._config.pipeline, here()))
-        assert found == ids_of(provided(one, job).train)
         wait_for("the other", lambda: [*one._call("prepare").handles] == [*two.nodes], seconds=90)
 
 
