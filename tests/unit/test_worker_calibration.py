@@ -495,16 +495,19 @@ class Large(NetTask):
         return (wide * wide).sqrt().mean()
 
 
-@pytest.mark.parametrize("held", [2.7, 1.4])
+@pytest.mark.parametrize("held", [2.2, 1.4])
 def test_no_pass_is_larger_than_memory_holds(held: float, monkeypatch: pytest.MonkeyPatch) -> None:
     room = {"bytes": 10_000 * MB}
     monkeypatch.setattr(calibration, "pass_room_bytes", lambda *_: room["bytes"])
     task = Large()
     told: list[str] = []
-    made = trial(task, task.data(None).train, Order(samples=64, seed=1))
-    made.find_memory()
-    assert made.memory is not None
-    room["bytes"], task.most = int(held * made.memory.micro_batch_bytes), 0
+    each = []
+    for _ in range(3):  # the first ones also take what stays
+        made = trial(task, task.data(None).train, Order(samples=64, seed=1))
+        made.find_memory()
+        assert made.memory is not None
+        each.append(made.memory.micro_batch_bytes)
+    room["bytes"], task.most = int(held * min(each)), 0
     made = trial(task, task.data(None).train, Order(samples=64, seed=1))
     made._replica.notice = lambda what, _: told.append(what)
     made.compare()
@@ -527,7 +530,7 @@ def test_what_a_sample_takes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     # Of its four megabytes autograd keeps three tensors, and makes others on the way back.
     assert 12 * MB < passes["sample_bytes"] < 32 * MB
     assert 8 < passes["pass_tried"] <= passes["pass_samples"]  # more than a step has
-    assert passes["pass_samples"] * passes["sample_bytes"] < 660 * MB
+    assert passes["pass_samples"] * passes["sample_bytes"] < 780 * MB  # pages: see above
     assert task.most == passes["pass_tried"]
 
 
