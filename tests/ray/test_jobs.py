@@ -21,7 +21,7 @@ IMAGES = DATA / "images"
 CLICKS = DATA / "clicks/online_shoppers_intention.csv"
 LABEL = "MadePurchase"
 
-pytestmark = [pytest.mark.usefixtures("warm"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(240)]
 
 
 def there(path: Path) -> pytest.MarkDecorator:

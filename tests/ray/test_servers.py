@@ -32,7 +32,7 @@ CPUS = 4
 LOOKED = Path(__file__).parents[1] / "looked.py"
 STEPS = 50
 
-pytestmark = pytest.mark.usefixtures("warm")
+pytestmark = pytest.mark.usefixtures("cluster")
 
 
 def looked(workers: int | list[int], servers: Any, **changes: Any) -> Job:

@@ -17,7 +17,7 @@ from tests.ray.test_regroup import Trouble, kill
 CPUS = 4
 STEPS = 400
 
-pytestmark = pytest.mark.usefixtures("warm")
+pytestmark = pytest.mark.usefixtures("cluster")
 
 
 class Ending:
