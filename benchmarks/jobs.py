@@ -305,6 +305,10 @@ def main() -> None:
     parser.add_argument("--gpu", action="store_true", help="the cases for a GPU, and no others")
     asked = parser.parse_args()
     names = asked.only or [name for name, case in CASES.items() if case.gpu == asked.gpu]
+    if not asked.data.is_dir():
+        parser.error(f"--data {asked.data}: there is no such directory")
+    if any(CASES[name].gpu for name in names) and not torch.cuda.is_available():
+        parser.error("--gpu: torch sees no GPU here; run it where one is, or leave the option out")
     found: dict[str, Record] = {}
     if asked.json and asked.json.exists():
         found = json.loads(asked.json.read_text())["cases"]

@@ -43,12 +43,14 @@ def main() -> int:
     for name in ("train-0", "test-0"):
         if not (asked.images / f"cifar10-{name}.parquet").is_file():
             parser.error(f"--images {asked.images}: holds no cifar10-{name}.parquet")
+    if asked.json and not asked.json.resolve().parent.is_dir():
+        parser.error(f"--json {asked.json}: there is no such directory; make it first")
     setting = Setting(trunk_mbit=asked.trunk_mbit)
     setting = setting.quick() if asked.quick else setting
     told: dict[str, Any] = {"format": FORMAT, "setting": setting.describe(), "runs": []}
     if asked.json and asked.json.exists():
         told = json.loads(asked.json.read_text())
-        if told["setting"] != setting.describe():
+        if told.get("format") != FORMAT or told["setting"] != setting.describe():
             parser.error(f"--json {asked.json}: holds runs of another setting; name another file")
     done = {(one["repeat"], one["row"]) for one in told["runs"]}
     for repeat in range(asked.repeats):

@@ -1,22 +1,19 @@
-"""The benchmark as continuous integration runs it: every scenario in seconds, on real links."""
+"""The benchmark as continuous integration runs it: a scenario in seconds, on real links."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.machine import ROOT
 from benchmarks.racing.results import load
 from benchmarks.racing.scenarios import SCENARIOS
 from benchmarks.testbed import missing
+from tests.testbed.commands import LIMIT_S, said
 
 HERE = ("S7",)  # nodes that die and come back; tests/testbed/test_strategies.py has others
-LIMIT_S = 240  # a run takes 15 to 35 s, on a busy machine more
 
 pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=missing()),
@@ -27,16 +24,7 @@ pytestmark = [
 def raced(path: Path, scenario: str, *more: str) -> dict[str, dict[str, Any]]:
     """The rows of a quick run, by contestant."""
     command = [sys.executable, "-m", "benchmarks.run", "--quick", "--scenario", scenario]
-    done = subprocess.run(
-        [*command, "--json", str(path), *more],
-        cwd=ROOT,
-        env={k: v for k, v in os.environ.items() if not k.startswith("RAY_")},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    said([*command, "--json", str(path), *more])
     return {row["contestant"]: row for row in load(path)}
 
 

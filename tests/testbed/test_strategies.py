@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,11 +10,11 @@ import pytest
 from benchmarks.machine import ROOT
 from benchmarks.racing.results import load
 from benchmarks.testbed import missing
+from tests.testbed.commands import LIMIT_S, said
 
 sys.path.append(str(ROOT / "docs"))
 import strategies
 
-LIMIT_S = 240
 REAL = ROOT.parent / "shared" / "data"
 COMMANDS = sorted({one.command for one in (*strategies.PAPERS, *strategies.PRACTICAL)} - {""})
 # By how a command begins: what makes it quick, and keeps it in a folder.
@@ -50,18 +48,7 @@ def test_it_runs(command: str, tmp_path: Path) -> None:
     told = told.replace("DIRECTORY", str(REAL)).replace("nodes.csv", str(tmp_path / "nodes.csv"))
     program, *words = told.split()
     here = sys.executable if program == "python" else str(Path(sys.executable).with_name(program))
-    done = subprocess.run(
-        [here, *words],
-        cwd=ROOT,
-        env={k: v for k, v in os.environ.items() if not k.startswith("RAY_")},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said
-    assert done.stdout.strip()
+    assert said([here, *words]).strip()
     if begin.endswith("benchmarks.run"):
         rows = {row["contestant"]: row for row in load(tmp_path / "rows.json")}
         for name in command.split("--contestants ")[1].split(","):
