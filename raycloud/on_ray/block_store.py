@@ -212,6 +212,7 @@ class ClusterBlocks:
         """Begin the processes of other nodes, and tell them what was told here."""
         with self._turn:
             others, self._others = self._others, []
+            words, self._words = self._words, []
             for node in others:
                 options = NodeBlocksActor.options(  # type: ignore[attr-defined]
                     num_cpus=0,
@@ -219,7 +220,7 @@ class ClusterBlocks:
                     scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
                 )
                 handle = options.remote(self.own.code, self.own.job)
-                for method, args in self._words:
+                for method, args in words:
                     handle.ask.remote(method, *args)
                 self.handles[node] = handle
 
@@ -248,8 +249,9 @@ class ClusterBlocks:
             RaycloudError: This node did. Of others nobody waits to hear.
         """
         with self._turn:
-            self._words.append((method, args))
-            for node, handle in self.handles.items():
+            if self._others:
+                self._words.append((method, args))
+            for node, handle in [*self.handles.items()]:
                 if node != self.own.node:
                     handle.ask.remote(method, *args)
         self.here(method, *args)
@@ -266,8 +268,8 @@ class ClusterBlocks:
             RaycloudError: The first that a node raised.
         """
         self.begin()
-        nodes = [node for node in self.handles if node != self.own.node]
-        calls = {node: self.handles[node].ask.remote(method, *args) for node in nodes}
+        others = [one for one in [*self.handles.items()] if one[0] != self.own.node]
+        calls = {node: handle.ask.remote(method, *args) for node, handle in others}
         if patience_s is not None and calls:
             every = [*calls.values()]
             done, _ = ray.wait(every, num_returns=len(every), timeout=patience_s)

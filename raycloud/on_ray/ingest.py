@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -236,9 +237,10 @@ class Pipeline:
 
     def _reads_here(self) -> bool:
         """Whether this process may read: it sees the files, and none before it has died of them."""
-        file = None if self._config.wary else self._on_disk()
-        seen = file is None or self._blocks.here("sees", file.path, file.bytes)
-        return not self._config.wary and bool(seen)
+        if self._config.wary:
+            return False
+        file = self._on_disk
+        return file is None or bool(self._blocks.here("sees", file.path, file.bytes))
 
     def _reading(self) -> list[str] | None:
         """The nodes where others may read; None: all."""
@@ -248,6 +250,7 @@ class Pipeline:
                 self._places = (self._seeing(),)
             return self._places[0]
 
+    @cached_property
     def _on_disk(self) -> File | None:
         """A file of the training samples that not all nodes may see; None: there is none."""
         source = self._train
@@ -258,7 +261,7 @@ class Pipeline:
 
     def _seeing(self) -> list[str] | None:
         """The nodes that see the files; None: all do, or it does not matter."""
-        first = self._on_disk()
+        first = self._on_disk
         if first is None:
             return None
         seen = self._blocks.ask("sees", first.path, first.bytes)
