@@ -5,10 +5,15 @@ Everything else takes a `Clock` as an argument, so that a simulation can pass a 
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from pathlib import Path
 from typing import Protocol
+
+
+# CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED of Linux's posix-timers.
+_CLOCK_OF_A_THREAD = 4 | 2
 
 
 class Clock(Protocol):
@@ -27,7 +32,10 @@ class Clock(Protocol):
         ...
 
     def thread_cpu_s(self, thread: int) -> float:
-        """Processor seconds that a thread of this process has used, which has not ended."""
+        """Processor seconds that a thread of this process, of this native id, has used so far.
+
+        Infinite where it has ended.
+        """
         ...
 
 
@@ -47,8 +55,14 @@ class SystemClock:
         return time.process_time()
 
     def thread_cpu_s(self, thread: int) -> float:
-        """User and system time of the thread of this identity."""
-        return time.clock_gettime(time.pthread_getcpuclockid(thread))
+        """User and system time of the thread of this native id.
+
+        By Linux's number of its clock: `pthread_getcpuclockid` must not be asked of one that ended.
+        """
+        try:
+            return time.clock_gettime(~thread << 3 | _CLOCK_OF_A_THREAD)
+        except OSError:
+            return math.inf
 
     def process_started_s(self) -> float:
         """`monotonic_s` when this process was started, its interpreter's own start included.

@@ -218,7 +218,7 @@ class DirectTransport:
             work.finish(self._broken)
 
     def _carry(self) -> None:
-        clock, thread = SystemClock(), threading.get_ident()
+        clock, thread = SystemClock(), threading.get_native_id()
         while self._broken is None:
             for key, events in self._selector.select():
                 if key.data is None:

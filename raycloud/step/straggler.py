@@ -144,7 +144,7 @@ class Stalled:
 
 
 class StallWatch:
-    """Looks now and then whether a thread, by its identity, uses any processor time.
+    """Looks now and then whether a thread, by its native id, uses any processor time.
 
     A slow machine, or a busy one, gives a thread some; one that waits for a lock that nobody opens,
     or for a file that does not come, uses none at all. Where computing a step has taken long
@@ -162,7 +162,7 @@ class StallWatch:
         now_s, used_s = self._clock.monotonic_s(), self._clock.thread_cpu_s(self._thread)
         between_s, self._looked_s = now_s - self._looked_s, now_s
         usual_s = self._usual_s()
-        if used_s > self._used_s or usual_s is None:
+        if used_s > self._used_s or usual_s is None or used_s == math.inf:  # or it has ended
             self._still_s = 0.0
         else:
             self._still_s += min(between_s, _BETWEEN_S)

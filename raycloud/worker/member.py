@@ -83,7 +83,7 @@ class Member:
         self._thread.start()
         self._watch = StallWatch(
             host.clock,
-            self._thread.ident or 0,
+            self._thread.native_id or 0,
             lambda: self._worker.usual_s if self._worker else None,
         )
 

@@ -333,7 +333,9 @@ class Worker:
         return None
 
     def close(self) -> None:
-        """Nobody has it any more."""
+        """Nobody has it any more, and all members are done."""
+        (_, last), self._met = self._met, (-1, ())
+        self._host.leave(last)
         for part in self._replica.served:
             part.close()
         if (elsewhere := self._context.collate.making.elsewhere) is not None:

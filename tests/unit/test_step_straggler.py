@@ -233,14 +233,25 @@ def test_a_real_thread() -> None:
     thread.start()
     clock = SystemClock()
     assert busy.wait(10.0)
-    before_s = clock.thread_cpu_s(thread.ident or 0)
+    before_s = clock.thread_cpu_s(thread.native_id or 0)
     busy.clear()
     assert busy.wait(10.0)
-    assert clock.thread_cpu_s(thread.ident or 0) > before_s
+    assert clock.thread_cpu_s(thread.native_id or 0) > before_s
     go.set()
     while True:  # until it waits
-        before_s = clock.thread_cpu_s(thread.ident or 0)
-        if not end.wait(0.2) and clock.thread_cpu_s(thread.ident or 0) == before_s:
+        before_s = clock.thread_cpu_s(thread.native_id or 0)
+        if not end.wait(0.2) and clock.thread_cpu_s(thread.native_id or 0) == before_s:
             break
     end.set()
     thread.join()
+    while clock.thread_cpu_s(thread.native_id or 0) < math.inf:  # the kernel ends it a little later
+        pass
+
+
+def test_a_thread_that_has_ended_stands_not_still() -> None:
+    clock = ThreadClock()
+    one = watch(clock, [0.1])
+    clock.used_s = math.inf
+    for _ in range(3):
+        clock.advance(1.0)
+        assert one.look() == []
