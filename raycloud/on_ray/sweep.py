@@ -538,8 +538,8 @@ def trainable(
             tune_config=tune.TuneConfig(metric="loss", mode="min", num_samples=8),
         )
 
-    Ray has to be started before. Seats that no trial has for 20 s are given back; who keeps them
-    ends once what this returns is gone.
+    Ray has to be started before. Seats that no trial has for 20 s are given back, and who keeps
+    them ends once what this returns is gone: keep it as long as trials run.
 
     Args:
         job: What is varied.

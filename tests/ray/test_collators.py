@@ -17,7 +17,7 @@ from tests.live import exact_steps, of_kind, parameters, processes_below, wait_f
 from tests.live_data import TASKS, asked, written
 
 CPUS = 4
-WORKERS, STEPS = 3, 60
+WORKERS, STEPS = 3, 100
 PACED = f"{TASKS}:PacedPoints"
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -51,17 +51,16 @@ def test_same_parameters_to_the_bit(
             gate.touch()
         late = isinstance(event, StepsCommitted) and event.last_step >= STEPS // 2
         if late and not killed and (there := _collators()):
-            killed.extend(there)
+            killed.append(there[0])
             os.kill(there[0], signal.SIGKILL)
 
-    job = _asked(points, 2, task=PACED, settings={"gate": str(gate)})
+    job = _asked(points, 2, task=PACED, settings={"gate": str(gate), "pause_s": 0.05})
     run = raycloud.train(job, run_dir=tmp_path / "run", observer=look)
     assert exact_steps(run.directory) == STEPS
-    assert len(killed) == 1
+    assert killed
     told = of_kind(Noticed, run.events)
     assert [one for one in told if one.what == "a collator was lost"]
-    (room,) = [one for one in told if "collators" in one.what and "asked" in one.detail]
-    assert room.detail == {"asked": 2, "started": 1}
+    assert {"asked": 2, "started": 1} in [one.detail for one in told if "collators" in one.what]
     found = parameters(run.directory)
     assert all(torch.equal(found[name], plain[name]) for name in plain)
     wait_for("the collators to end", lambda: not _collators())

@@ -114,9 +114,11 @@ def test_killed_driver_takes_its_workers_over(head: Head, left: Left, tmp_path: 
 @pytest.mark.full(only="a driver that is killed while it takes over is taken over, too")
 def test_killed_again_while_it_takes_over(head: Head, tmp_path: Path) -> None:
     """With a worker that was silent for a while, and after another driver was refused."""
-    job, run_dir = _job(tmp_path, elastic={"max_workers": 2}), tmp_path / "run"
+    settings = {"gate": str(tmp_path / "gate"), "pause_s": 0.06}  # three drivers start meanwhile
+    changes = {"elastic": {"max_workers": 2}, "checkpoint": {"every_steps": 10}}
+    job, run_dir = _job(tmp_path, settings=settings, **changes), tmp_path / "run"
     with driver(head, tmp_path / "first", run_dir, job) as one:
-        wait_for("steps", lambda: step(one, run_dir) >= 5, seconds=START_S)
+        wait_for("a checkpoint", lambda: saved(one, run_dir), seconds=START_S)
         members = members_below(head.folder)
         os.kill(members[1], signal.SIGSTOP)
         wait_for("its loss", lambda: of_kind(MemberLost, events(run_dir)))
