@@ -85,7 +85,7 @@ def test_faults_with_a_codec(seed: int, tmp_path: Path) -> None:
 TREES = ("int4", "none", "int8")
 
 
-@pytest.mark.parametrize("seed", variants(*range(12, 18)))
+@pytest.mark.parametrize("seed", variants(*range(12, 15)))
 def test_faults_in_a_tree(seed: int, tmp_path: Path) -> None:
     """Likewise where sums are made by zones, and members are of two."""
     codec = TREES[seed % len(TREES)]
@@ -93,7 +93,7 @@ def test_faults_in_a_tree(seed: int, tmp_path: Path) -> None:
     sound(scenario, tmp_path, f"seed {seed}, {codec}, tree")
 
 
-@pytest.mark.parametrize("seed", variants(*range(9, 15), fast=2))
+@pytest.mark.parametrize("seed", variants(*range(9, 12), fast=2))
 def test_faults_in_rounds(seed: int, tmp_path: Path) -> None:
     """The ledger is exact, and members have the same bits where a round begins."""
     codec, period = ("topk", "int4", "none")[seed % 3], 3 + seed % 3
@@ -178,7 +178,7 @@ def test_a_member_dies_at_any_point_of_its_work(point: str, tmp_path: Path) -> N
     assert outcome.recoveries >= 1
 
 
-@pytest.mark.parametrize("point", variants("delivered", "stand", *REST))
+@pytest.mark.parametrize("point", variants("delivered", "stand", *REST[::2]))
 def test_all_die_at_any_point_of_their_work(point: str, tmp_path: Path) -> None:
     """They go on in the same start; those that come in their places may die, too."""
     first = Blow(at_step=11, kind=Kind.BREAK, point="lane")  # so that there is a meeting
@@ -189,8 +189,16 @@ def test_all_die_at_any_point_of_their_work(point: str, tmp_path: Path) -> None:
     assert outcome.members > 3
 
 
-@pytest.mark.parametrize("point", variants("gradients", "lane", "delivered", "stand"))
-@pytest.mark.parametrize("kind", [Kind.BREAK, Kind.FREEZE, Kind.CUT])
+@pytest.mark.parametrize(
+    ("kind", "point"),
+    variants(
+        *((kind, "gradients") for kind in (Kind.BREAK, Kind.FREEZE, Kind.CUT)),
+        *((Kind.BREAK, point) for point in ("lane", "delivered", "stand")),
+        (Kind.FREEZE, "lane"),
+        (Kind.CUT, "stand"),
+        fast=3,
+    ),
+)
 def test_an_exchange_breaks_and_nobody_dies(kind: Kind, point: str, tmp_path: Path) -> None:
     first = Blow(at_step=5, kind=Kind.BREAK, point="lane")  # so that there is a meeting
     blow = Blow(at_step=5, kind=kind, point=point, lasts_s=9.0, many=2)
