@@ -1,14 +1,21 @@
-"""Each command of the page of strategies, in its quick form: it runs, and says something."""
+"""Commands of the page of strategies, in their quick form: each runs, and says something.
+
+Of races of the same contestants the last one is run; at the row of another one
+tests/testbed/test_quick.py looks.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.machine import ROOT
+from benchmarks.racing.registry import CONTESTANTS
 from benchmarks.racing.results import load
+from benchmarks.racing.scenarios import SCENARIOS
 from benchmarks.testbed import missing
 from tests.testbed.commands import LIMIT_S, said
 
@@ -17,6 +24,10 @@ import strategies
 
 REAL = ROOT.parent / "shared" / "data"
 COMMANDS = sorted({one.command for one in (*strategies.PAPERS, *strategies.PRACTICAL)} - {""})
+RACE = re.compile(r"python -m benchmarks\.run --scenario (\w+) --contestants (\S+)")
+RACES = [found for one in COMMANDS if (found := RACE.fullmatch(one))]
+LAST = {race[2]: race[0] for race in RACES}  # of the same contestants
+RUN = [one for one in COMMANDS if not RACE.fullmatch(one) or one in LAST.values()]
 # By how a command begins: what makes it quick, and keeps it in a folder.
 QUICK = {
     "python -m benchmarks.run": "--quick --json FOLDER/rows.json",
@@ -38,7 +49,14 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+def test_races_that_are_not_run_are_of_scenarios_and_contestants_that_there_are() -> None:
+    for race in RACES:
+        assert race[1] in SCENARIOS
+        assert {*race[2].split(",")} <= CONTESTANTS.keys()
+    assert [one for one in COMMANDS if "benchmarks.run" in one] == [race[0] for race in RACES]
+
+
+@pytest.mark.parametrize("command", RUN)
 def test_it_runs(command: str, tmp_path: Path) -> None:
     if "--data" in command and not REAL.is_dir():
         pytest.skip("the data that it reads is not here")
