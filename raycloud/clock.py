@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-
 # CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED of Linux's posix-timers.
 _CLOCK_OF_A_THREAD = 4 | 2
 
