@@ -154,13 +154,11 @@ def collect(replica: Replica, step: int, abandoned: Callable[[], bool]) -> Excha
     if replica.following is not None:
         replica.following.catch_up(replica.gradients.arrived)
     replica.statistics.collect(abandoned)
-    exchanged = replica.gradients.collect(abandoned)
+    clipped = replica.tables if replica.clip_norm is not None else None
+    exchanged = replica.gradients.collect(abandoned, clipped.norm if clipped else None)
     ended_s, begun_s = replica.clock.monotonic_s(), replica.gradients.begun_s
     overlap_s = replica.take_hidden_s() + (0.0 if begun_s is None else max(0.0, began_s - begun_s))
     exchanged = replace(exchanged, exchange_s=ended_s - began_s, overlap_s=overlap_s)
-    if replica.tables is not None and not exchanged.astray and replica.clip_norm is not None:
-        norm = math.hypot(exchanged.norm, replica.tables.norm())
-        exchanged = replace(exchanged, norm=norm)
     finite = math.isfinite(exchanged.norm)
     if exchanged.astray or (not finite and replica.errors.on_nan != "stop"):
         return exchanged

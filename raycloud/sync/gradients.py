@@ -216,11 +216,14 @@ class GradientExchange:
                     self._broken = error
         self._sent_scale, self._scale, self._hears = self._scale, None, False
 
-    def collect(self, abandoned: Callable[[], bool]) -> Exchanged:
+    def collect(
+        self, abandoned: Callable[[], bool], beside: Callable[[], float] | None = None
+    ) -> Exchanged:
         """Wait for the exchange, then make the mean gradients the parameters' `.grad`.
 
         Own gradients are untouched where it is `astray`, or raises `TransportError`: the exchange
-        broke, or was abandoned.
+        broke, or was abandoned, or that is what `beside` raised, which gives the norm of gradients
+        that travel another way.
         """
         if self._broken is not None:
             raise self._broken
@@ -229,6 +232,7 @@ class GradientExchange:
                 finish(work, abandoned)
                 self._works[b] = None
         sparse_norm, sparse_sent = self._collect_rows(abandoned)
+        others_norm = 0.0 if beside is None or self._strays() else beside()
         for bucket in () if self._nothing else self.buckets:
             self._strategy.finish(bucket)
         norms, (behind, astray, late, moves, used), measured = self._read()
@@ -238,8 +242,9 @@ class GradientExchange:
         )
         if self._transport is not None:
             last += self._transport.all_reduce_bytes(self._flags.bytes)
+        norm = math.nan if astray else math.hypot(*norms, sparse_norm) * (not self._nothing)
         exchanged = Exchanged(
-            norm=math.nan if astray else math.hypot(*norms, sparse_norm) * (not self._nothing),
+            norm=math.hypot(norm, others_norm),
             bytes_sent=sum(sent) + last,
             agreed=not behind,
             late=late,
@@ -249,7 +254,7 @@ class GradientExchange:
             own=math.nan if astray else self._own_norm(),
         )
         if measured is not None and not astray:
-            self.measured = noise_of(*measured, exchanged.norm)
+            self.measured = noise_of(*measured, norm)
             self._flags.keep(self.measured or (math.nan, math.nan))
         for bucket, any_used in zip(self.buckets, used, strict=True) if not astray else ():
             _install(bucket, any_used, bucket.slots)
@@ -259,10 +264,14 @@ class GradientExchange:
 
     def _collect_rows(self, abandoned: Callable[[], bool]) -> tuple[float, int]:
         """The norm of sparse gradients, and the bytes that were sent of them."""
-        if not self._rows or self._nothing or self._flags.read(self._flags.message.tolist())[1]:
+        if not self._rows or self._nothing or self._strays():
             return 0.0, 0
         norms, sent = zip(*(r.collect(self._transport, abandoned) for r in self._rows), strict=True)
         return math.hypot(*norms), sum(sent)
+
+    def _strays(self) -> bool:
+        """Whether a member has something to tell first; the flags have come."""
+        return bool(self._flags.read(self._flags.message.tolist())[1])
 
     def _own_norm(self) -> float:
         """That of this member's own part of the sum; NaN where it is not this exchange's turn."""

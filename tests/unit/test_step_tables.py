@@ -176,6 +176,35 @@ def test_a_step_that_only_the_dead_has_committed_is_made_again(servers: list[Ser
     assert fleet.apart(FEW) <= 1e-9
 
 
+@pytest.mark.parametrize("shares", [[4, 4], [8]], ids=str)
+def test_a_server_that_dies_when_asked_for_its_norm_leaves_own_gradients_as_they_were(
+    servers: list[Server], tmp_path: Path, shares: list[int]
+) -> None:
+    fleet = Served(servers, shares)
+    for number in range(4):
+        fleet.step(number)
+    for replica in fleet.replicas:
+        assert replica.tables is not None
+        replica.tables.save(4)()
+    fleet.compute(4)  # the servers have all of it, and so have the members of the others
+    servers[0].close()
+    for replica in fleet.replicas:
+        with pytest.raises(TransportError):
+            collect(replica, 4, never)
+        replica.suspend()
+    servers[0] = Server(0, 2, open_store(tmp_path), "127.0.0.1")
+    fleet.join(fleet.replicas, shares)
+    works = fleet.compute(4, adopted=[[] for _ in shares])
+    for replica in fleet.replicas:
+        collect(replica, 4, never)
+    for replica, work in zip(fleet.replicas, works, strict=True):
+        commit(replica, work)
+    fleet.position, fleet.number = fleet.steps.after(works[0].span), 5
+    for number in range(5, FEW):
+        fleet.step(number)
+    assert fleet.apart(FEW) <= 1e-9
+
+
 def test_what_is_kept_is_gone_on_from_by_any_number_of_servers(
     servers: list[Server], tmp_path: Path
 ) -> None:
