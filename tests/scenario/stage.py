@@ -94,8 +94,8 @@ class Strand:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @property
-    def ident(self) -> int | None:
-        return self._thread.ident
+    def native_id(self) -> int | None:
+        return self._thread.native_id
 
     def is_alive(self) -> bool:
         return not self.over
