@@ -100,6 +100,15 @@ def _stale(found: Mapping[str, Any]) -> str:
     )
 
 
+def _stored(found: list[Mapping[str, Any]]) -> str:
+    """Seconds of reading all, predicted by a sample, against those measured."""
+    off = [abs(one["off"]) for one in found]
+    rates = ", ".join(f"{rate:g}" for rate in sorted({one["mbit_per_s"] for one in found}))
+    what = f"{len(found)} sources at {rates} Mbit/s"
+    middle = statistics.median(off)
+    return f"predicted seconds of {what}: {max(off):.0%} off at most, median {middle:.0%}"
+
+
 def _codecs(found: list[Mapping[str, Any]]) -> str:
     """Of the race's model, against the fp32 run of the same seed on the same machine."""
     same = [one for one in found if one["model"] == "testbed" and one["period"] == 1]
@@ -191,10 +200,14 @@ PAPERS = (
     ),
     Strategy(
         name="Storage cost",
-        here="`data.cache.price_per_gb_month`: what is kept, what reading it takes and costs, in "
-        "the report",
-        modules=("report/data.py",),
-        lacks="which of reading again and keeping is cheaper is not decided yet",
+        here="`raycloud plan` samples a source on another machine and says what reading it once, "
+        "and again in each epoch, takes and costs (`data.prices`), and keeping checkpoints; the "
+        "report says what was read and kept",
+        modules=("planner/storage.py", "data/sampling.py", "report/data.py"),
+        command="python -m benchmarks.storage",
+        test="unit/test_planner_storage.py",
+        measured=Measured(file=f"{RESULTS}/storage.json", said=_stored),
+        lacks="rows are always kept; where reading again would cost less, the plan says so",
     ),
     Strategy(
         name="Quantization of updates to 16 and 8 bits, and fewer",

@@ -29,7 +29,7 @@ _LARGEST_BYTES = 64 * 2**20  # a line, or a file that is unpacked: a few bytes c
 _TOO_LONG = f"a line is longer than {_LARGEST_BYTES} bytes"
 _READ_BYTES = 2**20
 _BOM = b"\xef\xbb\xbf"
-_AT_ONCE = 16  # files of another machine, each of which is mostly waited for
+AT_ONCE = 16  # files of another machine, each of which is mostly waited for
 _NOT_UTF8 = "is not UTF-8"
 
 
@@ -203,7 +203,7 @@ def _contents(source: Source, piece: Slice, pause: Pause) -> list[bytes]:
 
     if all(is_local(file.path) for file in piece.inputs):
         return [content(file) for file in piece.inputs]
-    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="raycloud-read") as pool:
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="raycloud-read") as pool:
         return list(pool.map(content, piece.inputs))
 
 

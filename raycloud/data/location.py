@@ -16,6 +16,7 @@ from raycloud.data.filesystems import (
     Entry,
     LocalTree,
     Root,
+    Tree,
     paths_of,
     redacted,
     roots_of,
@@ -105,6 +106,22 @@ def open_file(source: Source, path: str, *, pause: Pause = wait) -> pa.NativeFil
     """
     if is_local(path):
         return _retried(source, path, partial(LocalTree().open, path), pause)
+    root, inner = _place_of(source, path)
+    reopen = partial(root.tree.open, inner)
+    return pa.PythonFile(RetryingFile(reopen, pause, partial(_refusal, source, path)), mode="r")
+
+
+def read_part(source: Source, path: str, start: int, stop: int, *, pause: Pause = wait) -> bytes:
+    """Bytes of a file of `locate`; raises as `open_file` does."""
+    tree: Tree = LocalTree()
+    inner = path
+    if not is_local(path):
+        root, inner = _place_of(source, path)
+        tree = root.tree
+    return _retried(source, path, partial(tree.part, inner, start, stop), pause)
+
+
+def _place_of(source: Source, path: str) -> tuple[Root, str]:
     roots = roots_of(source)
     found = [(root, inner) for root in roots if (inner := root.path_of(path)) is not None]
     if not found:
@@ -112,9 +129,7 @@ def open_file(source: Source, path: str, *, pause: Pause = wait) -> pa.NativeFil
             f"{path!r} does not belong to {_names(source)}",
             hint="go on with the paths that the run was begun with",
         )
-    root, inner = max(found, key=lambda place: len(place[0].name))
-    reopen = partial(root.tree.open, inner)
-    return pa.PythonFile(RetryingFile(reopen, pause, partial(_refusal, source, path)), mode="r")
+    return max(found, key=lambda place: len(place[0].name))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ from raycloud.on_ray.run import imported, with_secrets
 from raycloud.planner.described import Described, of_launcher, read_table
 from raycloud.planner.inventory import place
 from raycloud.planner.plan import Plan, choose_roles, make, speeds_in, workers
+from raycloud.planner.storage import Paid, SourceRate, Storage, checkpoints_cost, weigh
 from raycloud.report.summary_text import Tried
 from raycloud.spec import Environment, Job, RunDirectory
 from raycloud.spec.load import option_text
@@ -34,6 +35,7 @@ from raycloud.spec.rundir import RUNS
 from raycloud.spec.secrets import place_of
 
 if TYPE_CHECKING:
+    from raycloud.data.sampling import Sample
     from raycloud.events import Observed
     from raycloud.on_ray.session import Run, StopSwitch
     from raycloud.on_ray.survey import MeasuresFile
@@ -71,38 +73,74 @@ def plan(
     address = address or Environment.from_process().ray_address
     with imported(job) as ready, attached(job, address):
         _, code = ready()
-        from raycloud.on_ray.survey import MeasuresFile, survey
+        from raycloud.on_ray.ingest import sample_here
+        from raycloud.on_ray.survey import MeasuresFile
 
-        nodes = free()  # others may run there
+        sampled = sample_here(code, job)  # before others read
         folder = Environment.from_process().cache / "measures"
         kept = MeasuresFile(folder, job, code) if reuse else None
+        nodes = free()  # others may run there
         if meant is not None:
-            there = meant.inventory
-            placed = place(there, workers(job, there), job.resources.worker)
-            here = place(nodes, 1, job.resources.worker)
-            found = survey(job, code, nodes, here, kept)
-            one = found.profile(here)
-            if job.data.collators == "auto":
-                [first] = found.readies[here[0]]
-                machines = meant.machines(one, first.collate_s, job.resources.worker)
-                able = [x.node for x in machines if x.workers]
-                made = _in_roles(job, there, meant.profile(one, able), machines)
-            else:
-                profile = meant.profile(one, placed)
-                made = make(job, there, profile, placed=dict(enumerate(placed)), compare=True)
-            return replace(made, cluster=str(cluster), kept_s=found.kept_s)
-        if job.data.collators == "auto":
-            return _with_roles(job, code, nodes, kept)
-        placed = place(nodes, workers(job, nodes), job.resources.worker)
-        found = survey(job, code, nodes, placed, kept)
-        made = make(
-            job,
-            nodes,
-            found.profile(placed),
-            placed=dict(enumerate(placed)),
-            compare=True,
-        )
-        return replace(made, kept_s=found.kept_s)
+            made = replace(_meant(job, code, nodes, meant, kept), cluster=str(cluster))
+        elif job.data.collators == "auto":
+            made = _with_roles(job, code, nodes, kept)
+        else:
+            made = _here(job, code, nodes, kept)
+        return made if sampled is None else replace(made, storage=_stored(job, made, *sampled))
+
+
+def _meant(
+    job: Job, code: TaskCode, nodes: Inventory, meant: Described, kept: MeasuresFile | None
+) -> Plan:
+    """The plan for a cluster that is described; one worker is measured on these nodes."""
+    from raycloud.on_ray.survey import survey
+
+    there = meant.inventory
+    placed = place(there, workers(job, there), job.resources.worker)
+    here = place(nodes, 1, job.resources.worker)
+    found = survey(job, code, nodes, here, kept)
+    one = found.profile(here)
+    if job.data.collators == "auto":
+        [first] = found.readies[here[0]]
+        machines = meant.machines(one, first.collate_s, job.resources.worker)
+        able = [x.node for x in machines if x.workers]
+        made = _in_roles(job, there, meant.profile(one, able), machines)
+    else:
+        profile = meant.profile(one, placed)
+        made = make(job, there, profile, placed=dict(enumerate(placed)), compare=True)
+    return replace(made, kept_s=found.kept_s)
+
+
+def _here(job: Job, code: TaskCode, nodes: Inventory, kept: MeasuresFile | None) -> Plan:
+    """The plan for these nodes, all of whose workers train."""
+    from raycloud.on_ray.survey import survey
+
+    placed = place(nodes, workers(job, nodes), job.resources.worker)
+    found = survey(job, code, nodes, placed, kept)
+    profile, on = found.profile(placed), dict(enumerate(placed))
+    return replace(make(job, nodes, profile, placed=on, compare=True), kept_s=found.kept_s)
+
+
+def _stored(job: Job, made: Plan, source: str, sampled: Sample) -> Storage:
+    """What the job's storage takes, by a sample of its source."""
+    kept, checkpoints = job.checkpoint, None
+    if kept.prices is not None:
+        every = kept.every_steps if isinstance(kept.every_steps, int) else made.steps
+        parts = (len(made.members) + 1) * max(1, made.steps // max(1, every))
+        checkpoints = checkpoints_cost(kept.prices, made.state_bytes, kept.keep, parts)
+    found = weigh(
+        source,
+        SourceRate(**asdict(sampled)),
+        Paid(
+            reading=job.data.prices,
+            disk_per_gb_month=job.data.cache.price_per_gb_month,
+            nodes_per_hour=made.price_per_hour,
+        ),
+        epochs=made.steps / max(1, made.steps_per_epoch),
+        job_s=made.job_s,
+        nodes=len({one.node for one in made.members}),
+    )
+    return replace(found, checkpoints_cost=checkpoints)
 
 
 def _with_roles(job: Job, code: TaskCode, nodes: Inventory, kept: MeasuresFile | None) -> Plan:

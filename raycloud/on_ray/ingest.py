@@ -7,6 +7,7 @@ member to need it; any member makes it again where it has died.
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -20,11 +21,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycloud.clock import SystemClock
 from raycloud.data.digest import rows_digest
+from raycloud.data.filesystems import paths_of, without_credentials
 from raycloud.data.index import HELD_OUT, TRAIN, Prepared
 from raycloud.data.location import is_local, locate
-from raycloud.errors import InternalError
+from raycloud.data.sampling import Sample, sample
+from raycloud.errors import InternalError, RaycloudError
 from raycloud.events import DataGrew
-from raycloud.on_ray.attach import hash_seeded, keep_confidential
+from raycloud.on_ray.attach import hash_seeded, keep_confidential, node_id_here
 from raycloud.on_ray.block_store import ClusterBlocks, NodeBlocks, answer
 from raycloud.on_ray.ingest_split import SplitIngest, keys_first_read
 from raycloud.on_ray.read_tasks import Readers, WorkQueue
@@ -314,6 +317,37 @@ class PipelineActor:
     def call(self, method: str, *args: Any) -> Any:
         """What a method of `Pipeline` returns, or the `RaycloudError` that it raised."""
         return answer(self._pipeline, method, *args)
+
+
+def sampled(task: type[Task] | TaskCode, job: Job) -> tuple[str, Sample] | None:
+    """The name of the source of training samples, and how fast this process has read some of it.
+
+    None: it has none on another machine. What is wrong with it is said where it is read.
+    """
+    try:
+        splits = task_splits(construct(task, job), job)
+        source = splits.train
+        if not isinstance(source, Source) or source.path is None:
+            return None
+        files = locate(source)
+        if all(is_local(file.path) for file in files):
+            return None
+        cores = int(ray.cluster_resources().get("CPU", 1))
+        here = min(cores, os.cpu_count() or 1)
+        readers = here if job.data.cpus == "auto" else min(here, job.data.cpus)
+        return without_credentials(paths_of(source)[0]), sample(
+            source, SystemClock(), max(1, readers), files
+        )
+    except RaycloudError:
+        return None
+
+
+def sample_here(code: TaskCode, job: Job) -> tuple[str, Sample] | None:
+    """See `sampled`; in another process of this node, since the task's code may do anything."""
+    there = NodeAffinitySchedulingStrategy(node_id_here(), soft=False)
+    asked = ray.remote(sampled).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+    found: tuple[str, Sample] | None = ray.get(asked.remote(code, code.named_in(job)))
+    return found
 
 
 def rows_of(task: Task, splits: Splits) -> str | None:

@@ -27,6 +27,7 @@ from raycloud.planner.inventory import Inventory, core_watts, place, price_per_h
 from raycloud.planner.roles import Machine, Roles, Work, choose, fed_seconds
 from raycloud.planner.shares import equal_shares, first_shares, step_seconds
 from raycloud.planner.speed import Speed
+from raycloud.planner.storage import Storage
 from raycloud.spec import Job, SyncPoint
 from raycloud.spec.sizes import coded_bytes, least_servers, ring_bytes, served_bytes
 
@@ -76,6 +77,7 @@ class Plan:
         roles: Which nodes train and which make batches; None where that was not looked at.
         kept_s: Seconds since the oldest measure was made that was kept from a plan before this one;
             None: all were made for it.
+        storage: Of a source on another machine; None where there is none, or nobody has looked.
     """
 
     job: str
@@ -97,6 +99,7 @@ class Plan:
     servers: tuple[str, ...] = ()
     roles: Roles | None = None
     kept_s: float | None = None
+    storage: Storage | None = None
 
     @property
     def job_s(self) -> float:
@@ -148,7 +151,7 @@ class Plan:
     def to_json(self) -> str:
         """The text of `plan.json`; `from_json` is the inverse."""
         told = {"format": FORMAT, **asdict(self)}
-        for name in ("largest", "roles", "watts", "cluster", "kept_s"):
+        for name in ("largest", "roles", "watts", "cluster", "kept_s", "storage"):
             if told[name] is None:
                 del told[name]
         return json.dumps(told, indent=2, allow_nan=False) + "\n"
@@ -311,7 +314,7 @@ def from_json(text: str) -> Plan:
             for x in record.pop("alternatives", ())
         )
         servers = tuple(record.pop("servers", ()))
-        roles = record.pop("roles", None)
+        roles, storage = record.pop("roles", None), record.pop("storage", None)
         return Plan(
             members=members,
             sync=sync,
@@ -320,6 +323,7 @@ def from_json(text: str) -> Plan:
             largest=largest,
             servers=servers,
             roles=None if roles is None else Roles.from_record(roles),
+            storage=None if storage is None else Storage(**storage),
             **record,
         )
     except (KeyError, TypeError, ValueError) as error:

@@ -354,6 +354,8 @@ def plan_text(plan: Plan) -> str:
         tables.append(_records_table(plan.alternative_rows()))
     if plan.roles is not None:
         tables += [_records_table(plan.role_rows()), printable_line(plan.roles.why)]
+    if plan.storage is not None:
+        tables.append(_records_table(plan.storage.rows()))
     advice = [plan.advice()] if plan.advice() else []
     if plan.kept_s is not None:
         advice.append(f"measured {duration(plan.kept_s)} ago: --measure measures again")

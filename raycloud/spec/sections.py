@@ -59,6 +59,17 @@ class Section(BaseModel):
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
 
+class PricesSection(Section):
+    """What a store asks for, in any currency."""
+
+    per_gb: float = Field(default=0.0, ge=0)
+    """Of each gigabyte that is read out of it."""
+    per_1000_requests: float = Field(default=0.0, ge=0)
+    """Of a thousand requests: each file that is read or written is one, at least."""
+    per_gb_month: float = Field(default=0.0, ge=0)
+    """Of each gigabyte that is kept there for a month."""
+
+
 class CacheSection(Section):
     """Where preprocessed rows are kept, on each node. Used by tasks that return a `Source`."""
 
@@ -117,6 +128,9 @@ class DataSection(Section):
     resumed run takes them up either way."""
     cache: CacheSection = Field(default_factory=CacheSection)
     """Where preprocessed rows are kept."""
+    prices: PricesSection | None = None
+    """What reading from `path` costs, for what `plan` says of reading once and of reading again.
+    null: it says nothing of money."""
 
     @property
     def collator_count(self) -> int:
@@ -304,6 +318,8 @@ class CheckpointSection(Section):
     often workers are lost. null: only when the run ends or is stopped."""
     keep: int = Field(default=2, ge=1)
     """Newest checkpoints that stay."""
+    prices: PricesSection | None = None
+    """What keeping checkpoints at `path` costs, for `plan`. null: it says nothing of that."""
     most_failed: int = Field(default=10, ge=1)
     """Checkpoints in a row that cannot be written, until the run ends. Another one is tried 5 s
     after the first, then after twice as long each time, at most 5 min; training goes on

@@ -12,7 +12,11 @@ import raycloud
 from raycloud.errors import PlacementError, TaskError
 from raycloud.planner.plan import from_json
 from raycloud.spec import dump_job
+from raycloud.spec.load import with_values
+from tests import live_data
+from tests.blocks import write_points
 from tests.live import RAYCLOUD, asked, members_below, ran, wait_for
+from tests.stores import Store, serving
 
 CPUS = 2
 
@@ -41,9 +45,21 @@ def test_plan_of_a_job(tmp_path: Path, ray_tmpdir: Path, monkeypatch: pytest.Mon
 @pytest.mark.full
 def test_command_shows_the_plan_as_json(tmp_path: Path, cluster: str) -> None:
     job = tmp_path / "job.yaml"
-    job.write_text(dump_job(asked("Steady", 2, name="planned")))
-    code, one = ran(tmp_path / "json", RAYCLOUD, "plan", job, "--json", RAY_ADDRESS=cluster)
+    write_points(tmp_path / "points.parquet", 0, 80)
+    store = Store(files={"/points.parquet": (tmp_path / "points.parquet").read_bytes()})
+    with serving(store) as there:
+        data = {"path": f"{there.url}/points.parquet", "prices": {"per_1000_requests": 2.0}}
+        made = asked("Steady", 2, name="planned", data=data)
+        job.write_text(dump_job(with_values(made, {"task": f"{live_data.TASKS}:Points"})))
+        code, one = ran(tmp_path / "json", RAYCLOUD, "plan", job, "--json", RAY_ADDRESS=cluster)
     assert code == 0, one.err
+    storage = from_json(one.out).storage
+    assert storage is not None
+    assert (storage.source, storage.files) == (data["path"], 1)
+    assert storage.bytes == len(store.files["/points.parquet"])
+    assert storage.read_s > 0
+    assert storage.read_cost == pytest.approx(0.002)
+    assert storage.again_cost == pytest.approx(0.002 * storage.epochs)
     record = json.loads(one.out)
     assert record["format"] == 2
     assert record["job"] == "planned"

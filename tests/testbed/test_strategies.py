@@ -36,6 +36,7 @@ QUICK = {
     "python -m benchmarks.forecast": "",
     "python -m benchmarks.ingest": "--quick --only order --json FOLDER/rows.json",
     "python -m benchmarks.relaying": "--bytes 2000000 --times 1",
+    "python -m benchmarks.storage": "--mbit 50 --seconds 1",
     "raycloud plan": "",
     "raycloud simulate": "--set steps=50",
     "raycloud sweep": "--dir FOLDER/swept --set steps=32 --set sweep.grace_steps=16",

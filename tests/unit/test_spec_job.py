@@ -65,6 +65,7 @@ def test_defaults() -> None:
                 "disk_bytes": None,
                 "price_per_gb_month": None,
             },
+            "prices": None,
         },
         "elastic": {
             "min_workers": 1,
@@ -86,7 +87,13 @@ def test_defaults() -> None:
             "ratio": None,
             "bucket_bytes": "auto",
         },
-        "checkpoint": {"path": None, "every_steps": "auto", "keep": 2, "most_failed": 10},
+        "checkpoint": {
+            "path": None,
+            "every_steps": "auto",
+            "keep": 2,
+            "prices": None,
+            "most_failed": 10,
+        },
         "servers": {"shards": 0, "copies": 0},
         "errors": {
             "on_error": "stop",
