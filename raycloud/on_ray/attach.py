@@ -70,7 +70,8 @@ def attached(
             _keep_private(expanded(Path("~/.ray/auth_token")))
             yield address is None
         finally:
-            ray.shutdown()
+            with _handler_kept():
+                ray.shutdown()
 
 
 def joined() -> bool:
@@ -155,7 +156,10 @@ def _check_temporary() -> None:
 
 @contextlib.contextmanager
 def _handler_kept() -> Iterator[None]:
-    """Ray takes SIGTERM over when it starts: a caller that has a handler of its own keeps it."""
+    """Ray takes SIGTERM over when it starts, and gives it to the system when it has ended.
+
+    A caller that has a handler of its own keeps it.
+    """
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield

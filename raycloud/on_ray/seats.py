@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycloud.clock import SystemClock
 from raycloud.errors import PlacementError, RaycloudError
-from raycloud.on_ray.attach import draining, hash_seeded, inventory, node_id_here
+from raycloud.on_ray.attach import NAMESPACE, draining, hash_seeded, inventory, node_id_here
 from raycloud.on_ray.failover import RemotePool, answer, asked
 from raycloud.on_ray.pool import ActorPool, Seat, Shape
 from raycloud.planner.inventory import capacity
@@ -226,10 +226,12 @@ class SeatsActor:
     Args:
         name: Of this actor.
         resources: Of a seat.
+        ends: Where nobody has leased any for a while, it ends itself.
     """
 
-    def __init__(self, name: str, resources: RoleResources) -> None:
+    def __init__(self, name: str, resources: RoleResources, *, ends: bool = False) -> None:
         give_back_all(name)  # what this process had reserved before it was started again
+        self._me = ray.get_runtime_context().current_actor if ends else None
         self._clock, self._resources, self._expected = SystemClock(), resources, 0
         self._room = capacity(inventory(), resources)
         self._seats = Seats(name, self._clock)
@@ -319,6 +321,8 @@ class SeatsActor:
                     looked_s, self._room = now_s, capacity(inventory(), self._resources)
                 if now_s - leased_s >= _KEPT_S:
                     self._seats.close()
+                    if self._me is not None:
+                        ray.kill(self._me)
                 for term, lease in [*self._leases.items()]:
                     if lease.holder is not None and self._is_gone(lease):
                         self.call(term, "close")
@@ -390,59 +394,66 @@ class SeatsLease(RemotePool):
 class SeatsHandle:
     """Seats that runs are given places from; it travels to their drivers.
 
-    The actor is there as long as the handle of who has started it. A copy that has travelled finds
-    it by its name: Ray Tune keeps what trials are told until its process ends.
+    The actor is there as long as the handle of who has started it, or starts where a run needs it
+    and ends itself. A copy that has travelled finds it by its name, once it is asked: Ray Tune
+    keeps what trials are told until its process ends, and where an actor was started a handle that
+    is found there, and let go, would end it.
 
     Attributes:
-        actor: Which keeps them.
-        name: Of that.
+        name: Of the actor that keeps them.
+        started: That, where it was started.
+        resources: Of a seat, where it is to be started by who needs it first.
     """
 
-    actor: Any
     name: str
+    started: Any = None
+    resources: RoleResources | None = None
     clock: Clock = field(default_factory=SystemClock)
 
     @classmethod
     def start(cls, resources: RoleResources) -> SeatsHandle:
         """Keep seats from now on, on this node, until the process that asks for it ends."""
-        name = f"raycloud-seats-{secrets.token_hex(8)}"
-        options = SeatsActor.options(  # type: ignore[attr-defined]
-            name=name,
-            max_restarts=-1,
-            max_concurrency=_THREADS,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id_here(), soft=False),
-            **hash_seeded(),
-        )
-        return cls(options.remote(name, resources), name)
+        name = _name()
+        return cls(name, _options(name).remote(name, resources))
 
     @classmethod
-    def find(cls, name: str) -> SeatsHandle:
-        """Those of this name, which are kept elsewhere.
+    def when_needed(cls, resources: RoleResources) -> SeatsHandle:
+        """Keep seats from the first lease on, until there was none for 20 s; and again from then.
 
-        Raises:
-            PlacementError: Whoever started them is gone.
+        Whatever process asks first starts it, and it does not end with that.
         """
+        return cls(_name(), resources=resources)
+
+    @property
+    def actor(self) -> Any:
+        """What keeps them; a `PlacementError` where whoever started it is gone."""
+        if self.started is not None:
+            return self.started
+        if self.resources is not None:
+            more = {"lifetime": "detached", "get_if_exists": True, "namespace": NAMESPACE}
+            return _options(self.name, **more).remote(self.name, self.resources, ends=True)
         try:
-            return cls(ray.get_actor(name), name)
+            return ray.get_actor(self.name)
         except ValueError as error:  # what Ray says of a name that nobody has
             raise PlacementError(
-                f"the seats {name} of these trials are gone",
-                hint="keep what raycloud.trainable returned until the Tuner has ended",
+                f"the seats {self.name} of these trials are gone",
+                hint="see whether the process that has started them is still there",
             ) from error
 
     def __reduce__(self) -> Any:
         """By its name."""
-        return SeatsHandle.find, (self.name,)
+        return SeatsHandle, (self.name, None, self.resources)
 
     @contextlib.contextmanager
     def lease(self, run: str, fewest: int, most: int, *, fresh: bool) -> Iterator[SeatsLease]:
         """Lease seats to a run that this process drives."""
         here = ray.get_runtime_context()
         holder = [here.current_actor] if here.get_actor_id() else []
-        opened = self.actor.open.remote(run, Want(fewest, most), holder, fresh=fresh)
+        actor = self.actor
+        opened = actor.open.remote(run, Want(fewest, most), holder, fresh=fresh)
         term, pipelines = answer(opened)
-        now = answer(self.actor.allotted.remote(term))
-        pool = SeatsLease(self.actor, term, now, pipelines, self.clock)
+        now = answer(actor.allotted.remote(term))
+        pool = SeatsLease(actor, term, now, pipelines, self.clock)
         try:
             yield pool
         finally:
@@ -458,7 +469,24 @@ class SeatsHandle:
 
     def close(self) -> None:
         """End it."""
+        actor = self.actor
         with contextlib.suppress(RayError):
-            ray.get(self.actor.close.remote(), timeout=_CLOSES_S)
-        ray.kill(self.actor)
+            ray.get(actor.close.remote(), timeout=_CLOSES_S)
+        ray.kill(actor)
         give_back_all(self.name)  # where it was not done by then
+
+
+def _name() -> str:
+    return f"raycloud-seats-{secrets.token_hex(8)}"
+
+
+def _options(name: str, **more: Any) -> Any:
+    """Of the actor, on this node."""
+    return SeatsActor.options(  # type: ignore[attr-defined]
+        name=name,
+        max_restarts=-1,
+        max_concurrency=_THREADS,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id_here(), soft=False),
+        **hash_seeded(),
+        **more,
+    )

@@ -539,7 +539,7 @@ def trainable(
         )
 
     Ray has to be started before. Seats that no trial has for 20 s are given back, and who keeps
-    them ends once what this returns is gone: keep it as long as trials run.
+    them ends.
 
     Args:
         job: What is varied.
@@ -558,9 +558,7 @@ def trainable(
     place = choose(directory, f"{job.name}-trials", resume=False).path.resolve()
     place.mkdir(parents=True, exist_ok=True)
     require(inventory(), job.resources.worker, job.elastic.min_workers)
-    seats = SeatsHandle.start(job.resources.worker)
+    seats = SeatsHandle.when_needed(job.resources.worker)
     context = SweepContext(job=job.resolved(), sweep=asked, seats=seats, directory=place)
     here = f"node:{ray.util.get_node_ip_address()}"
-    kind = tune.with_resources(tune.with_parameters(OwnTrial, context=context), {here: _SMALL})
-    kind.seats = seats
-    return kind
+    return tune.with_resources(tune.with_parameters(OwnTrial, context=context), {here: _SMALL})

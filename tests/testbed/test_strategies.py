@@ -1,7 +1,7 @@
 """Commands of the page of strategies, in their quick form: each runs, and says something.
 
-Of races of the same contestants the last one is run; at the row of another one
-tests/testbed/test_quick.py looks.
+Of races of the same contestants the last one is run, and none of those that
+tests/testbed/test_quick.py runs, which looks at the row.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ REAL = ROOT.parent / "shared" / "data"
 COMMANDS = sorted({one.command for one in (*strategies.PAPERS, *strategies.PRACTICAL)} - {""})
 RACE = re.compile(r"python -m benchmarks\.run --scenario (\w+) --contestants (\S+)")
 RACES = [found for one in COMMANDS if (found := RACE.fullmatch(one))]
-LAST = {race[2]: race[0] for race in RACES}  # of the same contestants
+QUICKLY = "limit,raycloud"
+LAST = {race[2]: race[0] for race in RACES if race[2] != QUICKLY}  # of the same contestants
+    race[2]: race[0] for race in RACES if race[2] != "limit,raycloud"
+}  # of the same contestants
 RUN = [one for one in COMMANDS if not RACE.fullmatch(one) or one in LAST.values()]
 # By how a command begins: what makes it quick, and keeps it in a folder.
 QUICK = {
@@ -39,7 +42,7 @@ QUICK = {
     "python -m benchmarks.storage": "--mbit 50 --seconds 1",
     "raycloud plan": "",
     "raycloud simulate": "--set steps=50",
-    "raycloud sweep": "--dir FOLDER/swept --set steps=32 --set sweep.grace_steps=16",
+    "raycloud sweep": "--dir FOLDER/swept --set steps=32 --set sweep.trials=4",
     "raycloud train": "--plain --run-dir FOLDER/run --set epochs=null --set steps=8",
 }
 

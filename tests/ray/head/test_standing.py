@@ -47,10 +47,11 @@ def test_run_here_stands_speaks_and_stops(ray_tmpdir: Path, tmp_path: Path) -> N
         assert card["cost"] is None
         with command(tmp_path / "logs", RAYCLOUD, "logs", run_dir, "--follow") as follower:
             wait_for("its lines", lambda: "checkpoint of step 20" in follower.out)
-            code, one = ran(tmp_path / "stop", RAYCLOUD, "stop", run_dir)
-            assert code == 0, one.err
-            assert f"process {driver.process.pid}" in one.out
-            driver.process.send_signal(signal.SIGTERM)
+            with command(tmp_path / "stop", RAYCLOUD, "stop", run_dir) as stops:
+                wait_for("the request", lambda: "stopping after a checkpoint" in driver.err)
+                driver.process.send_signal(signal.SIGTERM)
+                assert stops.code() == 0, stops.err
+                assert f"process {driver.process.pid}" in stops.out
             assert driver.code() == 130, driver.err
             assert follower.code() == 0, follower.err
     assert "stopping after a checkpoint: SIGTERM" in follower.out
