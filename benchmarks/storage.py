@@ -41,7 +41,7 @@ _PLACES = {
     "http small": "http://{}:5001/small/",
 }
 _DELAY_S = 0.02
-_SMALL = 40_000  # bytes of a text
+_SMALL, _MOST = 40_000, 1000  # bytes of a text, or more where there would be too many of them
 _LARGE = 4  # files
 _LONGEST_S = 300.0
 _LOOK_S = 0.05
@@ -56,8 +56,9 @@ def fill(folder: Path, size: int) -> None:
         numbers = chance.integers(0, 2**62, size // (8 * _LARGE))
         path = folder / "large" / f"{at}.parquet"
         pq.write_table(pa.table({"x": numbers}), path, row_group_size=2**18, use_dictionary=False)
-    for at in range(max(1, size // _SMALL)):
-        (folder / "small" / f"{at:05}.txt").write_text(chance.bytes(_SMALL // 2).hex())
+    small = max(_SMALL, size // _MOST)
+    for at in range(max(1, size // small)):
+        (folder / "small" / f"{at:05}.txt").write_text(chance.bytes(small // 2).hex())
 
 
 def serve(address: str, folder: Path) -> None:
@@ -103,7 +104,7 @@ def read_all(kind: str, address: str) -> dict[str, Any]:
         "sampled_s": round(sampled_s, 2),
         "predicted_s": round(predicted_s, 2),
         "measured_s": round(measured_s, 2),
-        "off": round(measured_s / predicted_s - 1.0, 3),
+        "off": round(predicted_s / measured_s - 1.0, 3),
     }
 
 
@@ -145,7 +146,7 @@ def main() -> None:
     """Measure, say it, and keep it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mbit", type=float, nargs="+", default=[5.0, 20.0, 100.0])
-    parser.add_argument("--seconds", type=float, default=20.0, help="that a link is busy, about")
+    parser.add_argument("--seconds", type=float, default=10.0, help="that a link is busy, about")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from raycloud.data.clean import convert_columns
 from raycloud.data.formats import Piece, Slice, codec_of, columns_to_read
-from raycloud.data.location import is_local, open_input
+from raycloud.data.location import AT_ONCE, is_local, open_input
 from raycloud.errors import DataError
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ _LARGEST_BYTES = 64 * 2**20  # a line, or a file that is unpacked: a few bytes c
 _TOO_LONG = f"a line is longer than {_LARGEST_BYTES} bytes"
 _READ_BYTES = 2**20
 _BOM = b"\xef\xbb\xbf"
-AT_ONCE = 16  # files of another machine, each of which is mostly waited for
 _NOT_UTF8 = "is not UTF-8"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import translate
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+AT_ONCE = 16  # files of another machine that are asked for, each of which is mostly waited for
 _FORBIDDEN = frozenset({401, 403, 407})
 _DENIED = re.compile(
     r"access_?denied|invalid_?access_?key|signature_?does_?not|expired_?token", re.I
@@ -71,8 +73,8 @@ def locate(source: Source, *, pause: Pause = wait) -> list[File]:
     Raises:
         DataError: There are none, or of several formats; or a path cannot be looked at.
     """
-    found: dict[str, File] = {}
-    texts: dict[str, File] = {}  # what was come upon: data, if there is nothing else
+    found: dict[str, tuple[Root, Entry]] = {}
+    texts: dict[str, tuple[Root, Entry]] = {}  # come upon: data, if there is nothing else
     passed: list[str] = []  # what was left out
     for root in roots_of(source):
         root.tree.refresh()
@@ -85,15 +87,20 @@ def locate(source: Source, *, pause: Pause = wait) -> list[File]:
             if taken:
                 is_text = source.format == "auto" and has_format("text", name)
                 kept = texts if is_text and source.select is None and not is_named else found
-                kept[name] = _file(source, root, entry, name, pause)
+                kept[name] = root, entry
             else:
                 passed.append(name)
     found = found or texts
     if not found:
         raise _nothing(source, passed)
-    files = sorted(found.values(), key=lambda file: file.path)
-    format_of(source.format, (file.path for file in files))
-    return files
+    names = sorted(found)
+    format_of(source.format, names)
+    unsized = [name for name in names if found[name][1].bytes is None]
+    # A server is asked for each: by many at once, since most of that is waiting.
+    with ThreadPoolExecutor(min(AT_ONCE, max(1, len(unsized)))) as threads:
+        sized = threads.map(lambda name: _file(source, *found[name], name, pause), unsized)
+        known = dict(zip(unsized, sized, strict=True))
+    return [known.get(name) or _file(source, *found[name], name, pause) for name in names]
 
 
 def open_file(source: Source, path: str, *, pause: Pause = wait) -> pa.NativeFile:

@@ -10,8 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from raycloud.data.formats_text import AT_ONCE
-from raycloud.data.location import File, locate, read_part
+from raycloud.data.location import AT_ONCE, File, locate, read_part
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
 SAMPLED_S = 2.0
 _ASKED = 3  # files whose first byte is waited for, one after the other
+_MANY = 4  # files for each stream: of fewer none is read without being counted
 _PART = 2**20  # bytes that are asked for at a time; files that are smaller are rows, mostly
 
 
@@ -61,12 +61,11 @@ def sample(source: Source, clock: Clock, readers: int, files: list[File] | None 
     streams = readers * (AT_ONCE if small else 1)
     latency_s = 0.0 if small else _latency_s(source, files, clock)
     turn, parts = threading.Lock(), _parts(files)
-    began_s = clock.monotonic_s()
 
-    def read(_: int) -> tuple[int, int]:
-        """Bytes and requests of one stream."""
+    def read(until_s: float) -> tuple[int, int]:
+        """Bytes and requests of one stream, one at least."""
         came = asked = 0
-        while not asked or clock.monotonic_s() - began_s < SAMPLED_S:
+        while not asked or clock.monotonic_s() < until_s:
             with turn:
                 part = next(parts, None)
             if part is None:
@@ -76,7 +75,11 @@ def sample(source: Source, clock: Clock, readers: int, files: list[File] | None 
         return came, asked
 
     with ThreadPoolExecutor(streams, thread_name_prefix="raycloud-sample") as pool:
-        came, asked = map(sum, zip(*pool.map(read, range(streams)), strict=True))
+        if small and len(files) > _MANY * streams:  # connections are made before it is timed
+            list(pool.map(read, [clock.monotonic_s()] * streams))
+        began_s = clock.monotonic_s()
+        found = pool.map(read, [began_s + SAMPLED_S] * streams)
+        came, asked = map(sum, zip(*found, strict=True))
     took_s = clock.monotonic_s() - began_s
     took_s = max(took_s - asked * latency_s / streams, 0.1 * took_s, 1e-9)
     return Sample(

@@ -23,7 +23,7 @@ from raycloud.data.formats_tables import (
     read_parquet,
 )
 from raycloud.data.formats_text import is_utf8, line_ranges, read_lines, read_whole
-from raycloud.data.location import is_local
+from raycloud.data.location import AT_ONCE, is_local
 from raycloud.data.retry import Pause, wait
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ IMAGES_BYTES = 4 * 2**20  # where rows hold bytes, such as images, which grow wh
 
 _WITH_FOLDERS = frozenset({"parquet", "arrow", "csv", "jsonl"})
 _WHOLE = re.compile(r"-?(0|[1-9]\d{0,17})")
-_AT_ONCE = 16  # files of another machine that are looked into at the same time
 _READERS = {
     "text": read_lines,
     "csv": read_csv,
@@ -72,7 +71,7 @@ def cut(source: Source, inputs: Sequence[Input], *, pause: Pause = wait) -> tupl
         target = IMAGES_BYTES
     whole = Slice(inputs=(), format=kind, types=types, folders=_folders(source, kind, inputs))
     large = [file for file in inputs if file.bytes > target]
-    at_once = 1 if all(is_local(file.path) for file in large) else _AT_ONCE
+    at_once = 1 if all(is_local(file.path) for file in large) else AT_ONCE
     with ThreadPoolExecutor(at_once, thread_name_prefix="raycloud-cut") as pool:
         found = pool.map(lambda file: _ranges(source, kind, file, target, pause), large)
         ranges = dict(zip((file.path for file in large), found, strict=True))

@@ -28,8 +28,6 @@ RACE = re.compile(r"python -m benchmarks\.run --scenario (\w+) --contestants (\S
 RACES = [found for one in COMMANDS if (found := RACE.fullmatch(one))]
 QUICKLY = "limit,raycloud"
 LAST = {race[2]: race[0] for race in RACES if race[2] != QUICKLY}  # of the same contestants
-    race[2]: race[0] for race in RACES if race[2] != "limit,raycloud"
-}  # of the same contestants
 RUN = [one for one in COMMANDS if not RACE.fullmatch(one) or one in LAST.values()]
 # By how a command begins: what makes it quick, and keeps it in a folder.
 QUICK = {
