@@ -1,4 +1,7 @@
-"""Sampling a source: some of it is read for two seconds, which tells what reading all takes."""
+"""Sampling a source: some of it is read for two seconds, which tells what reading all takes.
+
+It takes longer where a link is so thin that a part for each reader takes longer.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 
 SAMPLED_S = 2.0
 _ASKED = 3  # files whose first byte is waited for, one after the other
+_READERS, _STREAMS = 4, 32  # at most: they share a link, and each reads a part at least
 _MANY = 4  # files for each stream: of fewer none is read without being counted
 _PART = 2**20  # bytes that are asked for at a time; files that are smaller are rows, mostly
 
@@ -49,7 +53,7 @@ def sample(source: Source, clock: Clock, readers: int, files: list[File] | None 
     Args:
         source: With a path.
         clock: Of seconds.
-        readers: Processes that read at once.
+        readers: Processes that read at once; four at most are tried.
         files: What `locate` has found of it; None: not looked for yet.
 
     Raises:
@@ -58,7 +62,8 @@ def sample(source: Source, clock: Clock, readers: int, files: list[File] | None 
     files = files or locate(source)
     size = sum(one.bytes for one in files)
     small = size < _PART * len(files)
-    streams = readers * (AT_ONCE if small else 1)
+    readers = min(readers, _READERS)
+    streams = min(_STREAMS, readers * AT_ONCE) if small else readers
     latency_s = 0.0 if small else _latency_s(source, files, clock)
     turn, parts = threading.Lock(), _parts(files)
 
@@ -75,7 +80,8 @@ def sample(source: Source, clock: Clock, readers: int, files: list[File] | None 
         return came, asked
 
     with ThreadPoolExecutor(streams, thread_name_prefix="raycloud-sample") as pool:
-        if small and len(files) > _MANY * streams:  # connections are made before it is timed
+        if 10 * size < _PART * len(files) and len(files) > _MANY * streams:
+            # Connections are made before it is timed.
             list(pool.map(read, [clock.monotonic_s()] * streams))
         began_s = clock.monotonic_s()
         found = pool.map(read, [began_s + SAMPLED_S] * streams)

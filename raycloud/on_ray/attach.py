@@ -65,13 +65,15 @@ def attached(
         if ray.is_initialized():
             yield False
             return
+        before = signal.getsignal(signal.SIGTERM)
         _start(job, address, metadata)
         try:
             _keep_private(expanded(Path("~/.ray/auth_token")))
             yield address is None
         finally:
-            with _handler_kept():
-                ray.shutdown()
+            ray.shutdown()  # which leaves SIGTERM to the system
+            if before is not None and threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, before)
 
 
 def joined() -> bool:
@@ -156,10 +158,7 @@ def _check_temporary() -> None:
 
 @contextlib.contextmanager
 def _handler_kept() -> Iterator[None]:
-    """Ray takes SIGTERM over when it starts, and gives it to the system when it has ended.
-
-    A caller that has a handler of its own keeps it.
-    """
+    """Ray takes SIGTERM over when it starts: a caller that has a handler of its own keeps it."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield

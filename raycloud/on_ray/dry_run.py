@@ -33,6 +33,7 @@ from raycloud.spec import Environment, Job, RunDirectory
 from raycloud.spec.load import option_text
 from raycloud.spec.rundir import RUNS
 from raycloud.spec.secrets import place_of
+from raycloud.task import Task
 
 if TYPE_CHECKING:
     from raycloud.data.sampling import Sample
@@ -72,11 +73,9 @@ def plan(
     job = with_secrets(job)
     address = address or Environment.from_process().ray_address
     with imported(job) as ready, attached(job, address):
-        _, code = ready()
-        from raycloud.on_ray.ingest import sample_here
+        task, code = ready()
         from raycloud.on_ray.survey import MeasuresFile
 
-        sampled = sample_here(code, job)  # before others read
         folder = Environment.from_process().cache / "measures"
         kept = MeasuresFile(folder, job, code) if reuse else None
         nodes = free()  # others may run there
@@ -86,7 +85,18 @@ def plan(
             made = _with_roles(job, code, nodes, kept)
         else:
             made = _here(job, code, nodes, kept)
-        return made if sampled is None else replace(made, storage=_stored(job, made, *sampled))
+        storage = _stored(job, made, _sampled(job, task, code) if made.kept_s is None else None)
+        return made if storage == Storage() else replace(made, storage=storage)
+
+
+def _sampled(job: Job, task: type[Task], code: TaskCode) -> tuple[str, Sample] | str | None:
+    """A sample of the source, where the job may have one on another machine."""
+    from raycloud.on_ray.ingest import sample_here
+
+    path = job.data.path
+    rows = task.preprocess is not Task.preprocess  # which is for those of a `Source`
+    remote = rows if path is None else "://" in path
+    return sample_here(code, job) if remote else None
 
 
 def _meant(
@@ -121,16 +131,21 @@ def _here(job: Job, code: TaskCode, nodes: Inventory, kept: MeasuresFile | None)
     return replace(make(job, nodes, profile, placed=on, compare=True), kept_s=found.kept_s)
 
 
-def _stored(job: Job, made: Plan, source: str, sampled: Sample) -> Storage:
+def _stored(job: Job, made: Plan, sampled: tuple[str, Sample] | str | None) -> Storage:
     """What the job's storage takes, by a sample of its source."""
-    kept, checkpoints = job.checkpoint, None
-    if kept.prices is not None:
-        every = kept.every_steps if isinstance(kept.every_steps, int) else made.steps
-        parts = (len(made.members) + 1) * max(1, made.steps // max(1, every))
-        checkpoints = checkpoints_cost(kept.prices, made.state_bytes, kept.keep, parts)
-    found = weigh(
+    found = Storage()
+    if (prices := job.checkpoint.prices) is not None:
+        parts = len(made.members) + 1  # and the manifest
+        month, each = checkpoints_cost(prices, made.state_bytes, job.checkpoint.keep, parts)
+        found = Storage(checkpoints_month=month, checkpoint_each=each)
+    if isinstance(sampled, str):
+        return replace(found, why=sampled)
+    if sampled is None:
+        return found
+    source, sample = sampled
+    reading = weigh(
         source,
-        SourceRate(**asdict(sampled)),
+        SourceRate(**asdict(sample)),
         Paid(
             reading=job.data.prices,
             disk_per_gb_month=job.data.cache.price_per_gb_month,
@@ -140,7 +155,7 @@ def _stored(job: Job, made: Plan, source: str, sampled: Sample) -> Storage:
         job_s=made.job_s,
         nodes=len({one.node for one in made.members}),
     )
-    return replace(found, checkpoints_cost=checkpoints)
+    return replace(found, reading=reading)
 
 
 def _with_roles(job: Job, code: TaskCode, nodes: Inventory, kept: MeasuresFile | None) -> Plan:

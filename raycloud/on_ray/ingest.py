@@ -11,17 +11,17 @@ import os
 import secrets
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycloud.clock import SystemClock
 from raycloud.data.digest import rows_digest
-from raycloud.data.filesystems import paths_of, without_credentials
 from raycloud.data.index import HELD_OUT, TRAIN, Prepared
 from raycloud.data.location import is_local, locate
 from raycloud.data.sampling import Sample, sample
@@ -319,34 +319,43 @@ class PipelineActor:
         return answer(self._pipeline, method, *args)
 
 
-def sampled(task: type[Task] | TaskCode, job: Job) -> tuple[str, Sample] | None:
-    """The name of the source of training samples, and how fast this process has read some of it.
+def sampled(task: type[Task] | TaskCode, job: Job) -> tuple[str, Sample] | str | None:
+    """Where training samples come from, and how fast this process has read some of them.
 
-    None: it has none on another machine. What is wrong with it is said where it is read.
+    None: not from another machine. A text: why it could not. Held-out files are counted, too.
     """
     try:
         splits = task_splits(construct(task, job), job)
-        source = splits.train
-        if not isinstance(source, Source) or source.path is None:
+        if not isinstance(splits.train, Source) or splits.train.path is None:
             return None
-        files = locate(source)
-        if all(is_local(file.path) for file in files):
+        files = _remote(splits.train)
+        if not files:
             return None
-        cores = int(ray.cluster_resources().get("CPU", 1))
-        here = min(cores, os.cpu_count() or 1)
+        here = min(int(ray.cluster_resources().get("CPU", 1)), os.cpu_count() or 1)
         readers = here if job.data.cpus == "auto" else min(here, job.data.cpus)
-        return without_credentials(paths_of(source)[0]), sample(
-            source, SystemClock(), max(1, readers), files
-        )
-    except RaycloudError:
-        return None
+        found = sample(splits.train, SystemClock(), max(1, readers), files)
+        if isinstance(splits.held_out, Source) and splits.held_out.path is not None:
+            others = _remote(splits.held_out)
+            size = found.bytes + sum(file.bytes for file in others)
+            found = replace(found, files=found.files + len(others), bytes=size)
+    except RaycloudError as error:
+        return error.message
+    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    return f"{files[0].path}{more}", found  # without credentials, also of a chained URL
 
 
-def sample_here(code: TaskCode, job: Job) -> tuple[str, Sample] | None:
+def _remote(source: Source) -> list[File]:
+    return [file for file in locate(source) if not is_local(file.path)]
+
+
+def sample_here(code: TaskCode, job: Job) -> tuple[str, Sample] | str | None:
     """See `sampled`; in another process of this node, since the task's code may do anything."""
     there = NodeAffinitySchedulingStrategy(node_id_here(), soft=False)
     asked = ray.remote(sampled).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
-    found: tuple[str, Sample] | None = ray.get(asked.remote(code, code.named_in(job)))
+    try:
+        found: tuple[str, Sample] | str | None = ray.get(asked.remote(code, code.named_in(job)))
+    except RayError as error:
+        return f"its process ended: {type(error).__name__}"
     return found
 
 

@@ -24,7 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raycloud.clock import SystemClock
 from raycloud.errors import PlacementError, RaycloudError
 from raycloud.on_ray.attach import NAMESPACE, draining, hash_seeded, inventory, node_id_here
-from raycloud.on_ray.failover import RemotePool, answer, asked
+from raycloud.on_ray.failover import ANSWER_S, RemotePool, answer, asked
 from raycloud.on_ray.pool import ActorPool, Seat, Shape
 from raycloud.planner.inventory import capacity
 from raycloud.tuning.deal import Want, deal
@@ -41,6 +41,7 @@ _LOOK_S = 0.02  # between two looks whether it has
 _WATCH_S = 0.3  # between two looks whether drivers are there
 _ROOM_S = 2.0  # between two looks at the machines
 _KEPT_S = 20.0  # seats are, where no run leases any
+_STARTS = 3  # of who keeps them, one after the other, where each is about to end
 _BEAT_S = 0.5
 _THREADS = 16
 
@@ -232,6 +233,7 @@ class SeatsActor:
     def __init__(self, name: str, resources: RoleResources, *, ends: bool = False) -> None:
         give_back_all(name)  # what this process had reserved before it was started again
         self._me = ray.get_runtime_context().current_actor if ends else None
+        self._over = False  # it ends: whoever needs seats starts another one
         self._clock, self._resources, self._expected = SystemClock(), resources, 0
         self._room = capacity(inventory(), resources)
         self._seats = Seats(name, self._clock)
@@ -246,7 +248,9 @@ class SeatsActor:
         """So many runs are to share the seats: what is not there yet has its part, too."""
         self._expected = runs
 
-    def open(self, run: str, want: Want, holder: Sequence[Any], *, fresh: bool) -> tuple[int, str]:
+    def open(
+        self, run: str, want: Want, holder: Sequence[Any], *, fresh: bool
+    ) -> tuple[int, str] | None:
         """Lease seats to a run. One that it had before, by another driver, is over.
 
         Args:
@@ -256,9 +260,11 @@ class SeatsActor:
             fresh: Its processes are of no use to other runs.
 
         Returns:
-            Its term, and with what the names of shared pipelines begin.
+            Its term, and with what the names of shared pipelines begin; None: this is about to end.
         """
         with self._turn:
+            if self._over:
+                return None
             self.end(run)
             self._terms += 1
             pool = LeasedPool(self._seats, self._terms, self._clock, fresh=fresh)
@@ -320,12 +326,22 @@ class SeatsActor:
                 if now_s - looked_s >= _ROOM_S:
                     looked_s, self._room = now_s, capacity(inventory(), self._resources)
                 if now_s - leased_s >= _KEPT_S:
-                    self._seats.close()
-                    if self._me is not None:
-                        ray.kill(self._me)
+                    self._give_back()
                 for term, lease in [*self._leases.items()]:
                     if lease.holder is not None and self._is_gone(lease):
                         self.call(term, "close")
+
+    def _give_back(self) -> None:
+        """Nobody has leased any for a while."""
+        with self._turn:
+            if self._leases:
+                return
+            self._over = self._me is not None
+        try:
+            self._seats.close()
+        finally:
+            if self._me is not None:
+                ray.kill(self._me)
 
     def _is_gone(self, lease: Lease) -> bool:
         if lease.seen is None:
@@ -429,9 +445,6 @@ class SeatsHandle:
         """What keeps them; a `PlacementError` where whoever started it is gone."""
         if self.started is not None:
             return self.started
-        if self.resources is not None:
-            more = {"lifetime": "detached", "get_if_exists": True, "namespace": NAMESPACE}
-            return _options(self.name, **more).remote(self.name, self.resources, ends=True)
         try:
             return ray.get_actor(self.name)
         except ValueError as error:  # what Ray says of a name that nobody has
@@ -449,9 +462,7 @@ class SeatsHandle:
         """Lease seats to a run that this process drives."""
         here = ray.get_runtime_context()
         holder = [here.current_actor] if here.get_actor_id() else []
-        actor = self.actor
-        opened = actor.open.remote(run, Want(fewest, most), holder, fresh=fresh)
-        term, pipelines = answer(opened)
+        actor, (term, pipelines) = self._opened(run, Want(fewest, most), holder, fresh=fresh)
         now = answer(actor.allotted.remote(term))
         pool = SeatsLease(actor, term, now, pipelines, self.clock)
         try:
@@ -459,13 +470,48 @@ class SeatsHandle:
         finally:
             pool.close()
 
+    def _opened(
+        self, run: str, want: Want, holder: Sequence[Any], *, fresh: bool
+    ) -> tuple[Any, tuple[int, str]]:
+        """The actor, and what its `open` returns; where they end by themselves, of the newest."""
+        if self.resources is None:
+            return self.actor, answer(self.actor.open.remote(run, want, holder, fresh=fresh))
+        more = {"lifetime": "detached", "get_if_exists": True, "namespace": NAMESPACE}
+        numbers = self._numbers()
+        # One that has ended has its name for a moment yet: each has a name of its own.
+        for number in range(max(numbers, default=0), max(numbers, default=0) + _STARTS):
+            name = f"{self.name}-{number}"
+            with contextlib.suppress(RayError, ValueError):
+                actor = _options(name, **more).remote(name, self.resources, ends=True)
+                opened = ray.get(
+                    actor.open.remote(run, want, holder, fresh=fresh), timeout=ANSWER_S
+                )
+                if opened is not None:
+                    return actor, opened
+        raise PlacementError(
+            f"the seats {self.name} of these trials end as soon as they are started",
+            hint="look for the kernel's word on memory (dmesg) on the node of the trials",
+        )
+
+    def _numbers(self) -> list[int]:
+        """Of the actors there are by this name that end by themselves."""
+        named = ray.util.list_named_actors(all_namespaces=True)
+        after = [one["name"].removeprefix(f"{self.name}-") for one in named]
+        return [int(one) for one in after if one.isdecimal()]
+
     def expect(self, runs: int) -> None:
         """See `SeatsActor.expect`."""
         answer(self.actor.expect.remote(runs))
 
     def end(self, run: str) -> None:
         """See `SeatsActor.end`."""
-        answer(self.actor.end.remote(run))
+        if self.resources is None:
+            answer(self.actor.end.remote(run))
+            return
+        for number in self._numbers():
+            with contextlib.suppress(RayError, ValueError):  # it has ended, and with it all leases
+                actor = ray.get_actor(f"{self.name}-{number}", namespace=NAMESPACE)
+                ray.get(actor.end.remote(run), timeout=ANSWER_S)
 
     def close(self) -> None:
         """End it."""

@@ -77,7 +77,7 @@ class Plan:
         roles: Which nodes train and which make batches; None where that was not looked at.
         kept_s: Seconds since the oldest measure was made that was kept from a plan before this one;
             None: all were made for it.
-        storage: Of a source on another machine; None where there is none, or nobody has looked.
+        storage: Of a source on another machine, and of checkpoints; None: nothing is known of them.
     """
 
     job: str
@@ -323,7 +323,7 @@ def from_json(text: str) -> Plan:
             largest=largest,
             servers=servers,
             roles=None if roles is None else Roles.from_record(roles),
-            storage=None if storage is None else Storage(**storage),
+            storage=None if storage is None else Storage.from_record(storage),
             **record,
         )
     except (KeyError, TypeError, ValueError) as error:

@@ -11,15 +11,16 @@ not hide. Which of the two costs less, nodes that wait included, is what `weigh`
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from raycloud.spec.sections import PricesSection
+    from raycloud.spec.sections import KeepingPrices, ReadingPrices
 
 _GB = 1e9
 _MONTH_S = 730 * 3600.0  # a twelfth of a year, as stores bill it
-_FASTER, _SLOWER = 0.85, 1.2  # by what a sample of seconds is taken to be off at most
+_FASTER, _SLOWER = 0.8, 1.2  # by what a sample of seconds is taken to be off at most
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,14 +61,14 @@ class Paid:
         nodes_per_hour: Of the nodes that wait while it is read.
     """
 
-    reading: PricesSection | None = None
+    reading: ReadingPrices | None = None
     disk_per_gb_month: float | None = None
     nodes_per_hour: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Storage:
-    """What is predicted of a job's storage.
+class Reading:
+    """What is predicted of reading a source, and of reading it again.
 
     Attributes:
         source: Where the rows come from, without credentials.
@@ -82,9 +83,7 @@ class Storage:
             `data.cache.price_per_gb_month` is not given.
         again_s: That the run would wait if it read all again in each epoch, the first included.
         again_cost: Money for that reading; None as `read_cost`.
-        keeps: Whether keeping blocks costs no more than reading again.
-        checkpoints_cost: Of those that stay, a month, and of writing all; None: `checkpoint.prices`
-            is not given.
+        keeps: Whether keeping blocks costs no more, by all that is known.
     """
 
     source: str
@@ -99,31 +98,55 @@ class Storage:
     again_s: float
     again_cost: float | None
     keeps: bool
-    checkpoints_cost: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Storage:
+    """What a plan says of storage.
+
+    Attributes:
+        reading: Of the source; None: it is on this machine, or could not be sampled.
+        why: That it could not.
+        checkpoints_month: Money a month for the checkpoints that stay; None: `checkpoint.prices`
+            is not given.
+        checkpoint_each: Money for writing one; likewise.
+    """
+
+    reading: Reading | None = None
+    why: str = ""
+    checkpoints_month: float | None = None
+    checkpoint_each: float | None = None
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Storage:
+        """The inverse of `dataclasses.asdict`."""
+        found = record.get("reading")
+        return cls(**{**record, "reading": None if found is None else Reading(**found)})
 
     def rows(self) -> list[dict[str, Any]]:
         """One row for each way, for a table; money in the currency of the prices."""
-        likely = f"likely {self.low_s:.3g} to {self.high_s:.3g}"
-        kept = _sum(self.read_cost, self.cache_cost)
-        rows = [
-            {"storage": f"read {self.source} once, keep blocks", "waited_s": self.read_s}
-            | {"cost": kept, "note": likely},
-            {"storage": f"read it in each of {self.epochs:.3g} epochs", "waited_s": self.again_s}
-            | {"cost": self.again_cost, "note": "" if self.keeps else "would cost less"},
-        ]
-        if self.checkpoints_cost is not None:
-            rows.append(
-                {"storage": "checkpoints, a month", "waited_s": None}
-                | {"cost": self.checkpoints_cost, "note": ""}
-            )
-        return rows
+        rows: list[tuple[str, float | None, float | None, str]] = []
+        if (one := self.reading) is not None:
+            likely = f"likely {one.low_s:.3g} to {one.high_s:.3g}"
+            kept = _sum(one.read_cost, one.cache_cost)
+            again = "" if one.keeps else "would cost less"
+            rows.append((f"read {one.source} once, keep blocks", one.read_s, kept, likely))
+            what = f"read it in each of {one.epochs:.3g} epochs"
+            rows.append((what, one.again_s, one.again_cost, again))
+        if self.why:
+            rows.append(("reading the source", None, None, self.why))
+        if self.checkpoints_month is not None:
+            rows.append(("checkpoints that stay, a month", None, self.checkpoints_month, ""))
+            rows.append(("writing one", None, self.checkpoint_each, ""))
+        names = ("storage", "waited_s", "cost", "note")
+        return [dict(zip(names, row, strict=True)) for row in rows]
 
 
-def read_cost(prices: PricesSection, files: int, size: int) -> float:
+def read_cost(prices: ReadingPrices, files: int, size: int) -> float:
     """Money for reading so many files once.
 
-    >>> from raycloud.spec.sections import PricesSection
-    >>> read_cost(PricesSection(per_gb=0.09, per_1000_requests=0.4), 5000, 2 * 10**9)
+    >>> from raycloud.spec.sections import ReadingPrices
+    >>> read_cost(ReadingPrices(per_gb=0.09, per_1000_requests=0.4), 5000, 2 * 10**9)
     2.18
     """
     return size / _GB * prices.per_gb + files * prices.per_1000_requests / 1000
@@ -146,10 +169,11 @@ def weigh(
     epochs: float,
     job_s: float,
     nodes: int = 1,
-) -> Storage:
+) -> Reading:
     """What reading a source takes, and whether its rows are better kept or read again.
 
-    Without a price of nodes, seconds decide; and they do between ways of the same price.
+    Money decides where what reading and what nodes cost is known; a disk of no price costs nothing.
+    Else rows are kept: no way is sooner.
 
     Args:
         source: Its name.
@@ -171,10 +195,11 @@ def weigh(
     again = None if once is None else once * epochs
     disk = paid.disk_per_gb_month
     cache = None if disk is None else kept_cost(disk, size, job_s)
-    waiting = (paid.nodes_per_hour or 0.0) / 3600
-    keeping = (_sum(once, cache) or 0.0) + read_s * waiting
-    reading = (again or 0.0) + again_s * waiting
-    return Storage(
+    keeps = True
+    if once is not None and again is not None and paid.nodes_per_hour is not None:
+        waiting = paid.nodes_per_hour / 3600
+        keeps = once + (cache or 0.0) + read_s * waiting <= again + again_s * waiting
+    return Reading(
         source=source,
         files=files,
         bytes=size,
@@ -186,19 +211,21 @@ def weigh(
         cache_cost=cache,
         again_s=again_s,
         again_cost=again,
-        keeps=(keeping, read_s) <= (reading, again_s),
+        keeps=keeps,
     )
 
 
-def checkpoints_cost(prices: PricesSection, state_bytes: int, keep: int, requests: int) -> float:
-    """Money a month for the checkpoints that stay, and once for writing so many files.
+def checkpoints_cost(
+    prices: KeepingPrices, state_bytes: int, keep: int, parts: int
+) -> tuple[float, float]:
+    """Money a month for the checkpoints that stay, and for writing one of so many files.
 
-    >>> from raycloud.spec.sections import PricesSection
-    >>> checkpoints_cost(PricesSection(per_gb_month=0.5), 10**9, 2, 100)
-    1.0
+    >>> from raycloud.spec.sections import KeepingPrices
+    >>> checkpoints_cost(KeepingPrices(per_gb_month=0.5, per_1000_requests=5.0), 10**9, 2, 4)
+    (1.0, 0.02)
     """
-    kept = kept_cost(prices.per_gb_month, keep * state_bytes, _MONTH_S)
-    return kept + requests * prices.per_1000_requests / 1000
+    month = kept_cost(prices.per_gb_month, keep * state_bytes, _MONTH_S)
+    return month, parts * prices.per_1000_requests / 1000
 
 
 def _sum(*parts: float | None) -> float | None:

@@ -160,4 +160,6 @@ def name_of(job: Job, code: str, versions: Sequence[str]) -> str:
         code: The digest of all files that decide what the task does.
         versions: Of the libraries that compute.
     """
-    return digest(code, *versions, job.model_dump(mode="json", exclude=_ASIDE))
+    told = job.model_dump(mode="json", exclude=_ASIDE)
+    told["data"].pop("prices")
+    return digest(code, *versions, told)

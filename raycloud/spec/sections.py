@@ -59,15 +59,25 @@ class Section(BaseModel):
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
 
-class PricesSection(Section):
-    """What a store asks for, in any currency."""
+_Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
-    per_gb: float = Field(default=0.0, ge=0)
-    """Of each gigabyte that is read out of it."""
-    per_1000_requests: float = Field(default=0.0, ge=0)
-    """Of a thousand requests: each file that is read or written is one, at least."""
-    per_gb_month: float = Field(default=0.0, ge=0)
-    """Of each gigabyte that is kept there for a month."""
+
+class ReadingPrices(Section):
+    """What a store asks for reading out of it, in any currency."""
+
+    per_gb: _Price = 0.0
+    """Of each gigabyte."""
+    per_1000_requests: _Price = 0.0
+    """Of a thousand requests; each file is one, at least."""
+
+
+class KeepingPrices(Section):
+    """What a store asks for what is kept there, in any currency."""
+
+    per_gb_month: _Price = 0.0
+    """Of each gigabyte for a month."""
+    per_1000_requests: _Price = 0.0
+    """Of a thousand requests to write; each file is one, at least."""
 
 
 class CacheSection(Section):
@@ -128,9 +138,9 @@ class DataSection(Section):
     resumed run takes them up either way."""
     cache: CacheSection = Field(default_factory=CacheSection)
     """Where preprocessed rows are kept."""
-    prices: PricesSection | None = None
-    """What reading from `path` costs, for what `plan` says of reading once and of reading again.
-    null: it says nothing of money."""
+    prices: ReadingPrices | None = None
+    """What reading from `path` costs, in any currency: `per_gb`, and `per_1000_requests` (each file
+    is one); for what `plan` says of reading once and again. null: it says nothing of money."""
 
     @property
     def collator_count(self) -> int:
@@ -318,8 +328,9 @@ class CheckpointSection(Section):
     often workers are lost. null: only when the run ends or is stopped."""
     keep: int = Field(default=2, ge=1)
     """Newest checkpoints that stay."""
-    prices: PricesSection | None = None
-    """What keeping checkpoints at `path` costs, for `plan`. null: it says nothing of that."""
+    prices: KeepingPrices | None = None
+    """What keeping checkpoints at `path` costs, in any currency: `per_gb_month`, and
+    `per_1000_requests` to write; for `plan`. null: it says nothing of that."""
     most_failed: int = Field(default=10, ge=1)
     """Checkpoints in a row that cannot be written, until the run ends. Another one is tried 5 s
     after the first, then after twice as long each time, at most 5 min; training goes on

@@ -1,4 +1,4 @@
-"""The ports of the pages, trained: as good as the programs that they come from."""
+"""The ports of the pages, trained: as good as what the programs they come from come to."""
 
 from __future__ import annotations
 

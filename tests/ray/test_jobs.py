@@ -69,7 +69,7 @@ def test_bert_learns_what_is_made_up(tmp_path: Path) -> None:
     By tests/unit/test_jobs_models.py this one, ResNet and both together learn a batch.
     """
     run = trained("bert", tmp_path)
-    assert run.metrics["accuracy"] > 0.5
+    assert run.metrics["accuracy"] > 0.6
 
 
 @pytest.mark.full(only="the job of clicks ranks as boosted trees do")

@@ -55,11 +55,13 @@ def test_command_shows_the_plan_as_json(tmp_path: Path, cluster: str) -> None:
     assert code == 0, one.err
     storage = from_json(one.out).storage
     assert storage is not None
-    assert (storage.source, storage.files) == (data["path"], 1)
-    assert storage.bytes == len(store.files["/points.parquet"])
-    assert storage.read_s > 0
-    assert storage.read_cost == pytest.approx(0.002)
-    assert storage.again_cost == pytest.approx(0.002 * storage.epochs)
+    reading = storage.reading
+    assert reading is not None
+    assert (reading.source, reading.files) == (data["path"], 1)
+    assert reading.bytes == len(store.files["/points.parquet"])
+    assert reading.read_s > 0
+    assert reading.read_cost == pytest.approx(0.002)
+    assert reading.again_cost == pytest.approx(0.002 * reading.epochs)
     record = json.loads(one.out)
     assert record["format"] == 2
     assert record["job"] == "planned"

@@ -259,6 +259,10 @@ def test_trials_of_a_tuner_of_one_s_own(tmp_path: Path) -> None:
     assert [exact_steps(run) for run in runs] == [20, 20]
     wait_for("nothing reserved", nothing_reserved)
     wait_for("the end of who keeps the seats", lambda: not seats_kept(), seconds=45.0)
+    config = tune.RunConfig(storage_path=str(tmp_path), verbose=0)
+    [again] = tune.Tuner(kind, param_space={"global_batch": 16}, run_config=config).fit()
+    assert again.metrics["step"] == 20
+    wait_for("their end", lambda: not seats_kept(), seconds=45.0)
 
 
 # ---- seats
