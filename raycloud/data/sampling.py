@@ -80,7 +80,7 @@ def sample(source: Source, clock: Clock, readers: int, files: list[File] | None 
         return came, asked
 
     with ThreadPoolExecutor(streams, thread_name_prefix="raycloud-sample") as pool:
-        if 10 * size < _PART * len(files) and len(files) > _MANY * streams:
+        if 4 * size < _PART * len(files) and len(files) > _MANY * streams:
             # Connections are made before it is timed.
             list(pool.map(read, [clock.monotonic_s()] * streams))
         began_s = clock.monotonic_s()
