@@ -10,7 +10,6 @@ read as by one reader, up to rows in memory. Prints a line of JSON for each, and
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import sys
 import tempfile
@@ -31,7 +30,6 @@ from raycloud.data.index import Input
 from raycloud.data.location import locate
 from raycloud.data.sampling import sample
 from raycloud.data.slices import cut, read
-from raycloud.planner.storage import SourceRate
 from raycloud.task import Source
 
 _PORTS = {"s3": 5000, "http": 5001}
@@ -90,7 +88,7 @@ def read_all(kind: str, address: str) -> dict[str, Any]:
     began_s = clock.monotonic_s()
     sampled = sample(source, clock, 1, files)
     sampled_s = clock.monotonic_s() - began_s
-    predicted_s = SourceRate(**dataclasses.asdict(sampled)).seconds()
+    predicted_s = sampled.seconds()
     inputs = [Input(path=file.path, bytes=file.bytes, digest="") for file in files]
     began_s, rows = clock.monotonic_s(), 0
     for piece in cut(source, inputs):
@@ -160,6 +158,8 @@ def main() -> None:
     if asked.serve:
         serve(asked.serve, asked.folder)
         return
+    if asked.json and not asked.json.parent.is_dir():
+        parser.error(f"--json: there is no folder {asked.json.parent}; make it first")
     found: list[dict[str, Any]] = []
     for mbit in asked.mbit:
         with tempfile.TemporaryDirectory() as name:

@@ -10,10 +10,10 @@ import statistics
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from raycloud.data.location import AT_ONCE, File, locate, read_part
+from raycloud.spec.sizes import SourceRate
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
@@ -26,26 +26,9 @@ _MANY = 4  # files for each stream: of fewer none is read without being counted
 _PART = 2**20  # bytes that are asked for at a time; files that are smaller are rows, mostly
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sample:
-    """What was found out of a source.
-
-    Attributes:
-        files: How many there are.
-        bytes: All of them.
-        latency_s: From asking for one until its first byte is there; 0: it is in the rate.
-        bytes_per_s: Of all readers together.
-        readers: That read at once.
-    """
-
-    files: int
-    bytes: int
-    latency_s: float
-    bytes_per_s: float
-    readers: int
-
-
-def sample(source: Source, clock: Clock, readers: int, files: list[File] | None = None) -> Sample:
+def sample(
+    source: Source, clock: Clock, readers: int, files: list[File] | None = None
+) -> SourceRate:
     """Read some of a source, as `readers` at once would.
 
     Small files are read whole, several by each reader, as rows are; of large ones parts.
@@ -88,7 +71,7 @@ def sample(source: Source, clock: Clock, readers: int, files: list[File] | None 
         came, asked = map(sum, zip(*found, strict=True))
     took_s = clock.monotonic_s() - began_s
     took_s = max(took_s - asked * latency_s / streams, 0.1 * took_s, 1e-9)
-    return Sample(
+    return SourceRate(
         files=len(files),
         bytes=size,
         latency_s=latency_s,

@@ -13,7 +13,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ from raycloud.on_ray.run import imported, with_secrets
 from raycloud.planner.described import Described, of_launcher, read_table
 from raycloud.planner.inventory import place
 from raycloud.planner.plan import Plan, choose_roles, make, speeds_in, workers
-from raycloud.planner.storage import Paid, SourceRate, Storage, checkpoints_cost, weigh
+from raycloud.planner.storage import Paid, Storage, checkpoints_cost, weigh
 from raycloud.report.summary_text import Tried
 from raycloud.spec import Environment, Job, RunDirectory
 from raycloud.spec.load import option_text
@@ -36,7 +36,6 @@ from raycloud.spec.secrets import place_of
 from raycloud.task import Task
 
 if TYPE_CHECKING:
-    from raycloud.data.sampling import Sample
     from raycloud.events import Observed
     from raycloud.on_ray.session import Run, StopSwitch
     from raycloud.on_ray.survey import MeasuresFile
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from raycloud.planner.cost import Profile
     from raycloud.planner.inventory import Inventory
     from raycloud.planner.roles import Machine
+    from raycloud.spec.sizes import SourceRate
 
 STEPS = 2
 
@@ -89,7 +89,7 @@ def plan(
         return made if storage == Storage() else replace(made, storage=storage)
 
 
-def _sampled(job: Job, task: type[Task], code: TaskCode) -> tuple[str, Sample] | str | None:
+def _sampled(job: Job, task: type[Task], code: TaskCode) -> tuple[str, SourceRate] | str | None:
     """A sample of the source, where the job may have one on another machine."""
     from raycloud.on_ray.ingest import sample_here
 
@@ -131,7 +131,7 @@ def _here(job: Job, code: TaskCode, nodes: Inventory, kept: MeasuresFile | None)
     return replace(make(job, nodes, profile, placed=on, compare=True), kept_s=found.kept_s)
 
 
-def _stored(job: Job, made: Plan, sampled: tuple[str, Sample] | str | None) -> Storage:
+def _stored(job: Job, made: Plan, sampled: tuple[str, SourceRate] | str | None) -> Storage:
     """What the job's storage takes, by a sample of its source."""
     found = Storage()
     if (prices := job.checkpoint.prices) is not None:
@@ -142,10 +142,10 @@ def _stored(job: Job, made: Plan, sampled: tuple[str, Sample] | str | None) -> S
         return replace(found, why=sampled)
     if sampled is None:
         return found
-    source, sample = sampled
+    source, rate = sampled
     reading = weigh(
         source,
-        SourceRate(**asdict(sample)),
+        rate,
         Paid(
             reading=job.data.prices,
             disk_per_gb_month=job.data.cache.price_per_gb_month,

@@ -24,7 +24,7 @@ from raycloud.clock import SystemClock
 from raycloud.data.digest import rows_digest
 from raycloud.data.index import HELD_OUT, TRAIN, Prepared
 from raycloud.data.location import is_local, locate
-from raycloud.data.sampling import Sample, sample
+from raycloud.data.sampling import sample
 from raycloud.errors import InternalError, RaycloudError
 from raycloud.events import DataGrew
 from raycloud.on_ray.attach import hash_seeded, keep_confidential, node_id_here
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from raycloud.data.location import File
     from raycloud.packing.code import TaskCode
     from raycloud.spec import Job
+    from raycloud.spec.sizes import SourceRate
     from raycloud.task import Splits, Task
 
 _THREADS = 64  # members wait in one while others ask
@@ -319,7 +320,7 @@ class PipelineActor:
         return answer(self._pipeline, method, *args)
 
 
-def sampled(task: type[Task] | TaskCode, job: Job) -> tuple[str, Sample] | str | None:
+def sampled(task: type[Task] | TaskCode, job: Job) -> tuple[str, SourceRate] | str | None:
     """Where training samples come from, and how fast this process has read some of them.
 
     None: not from another machine. A text: why it could not. Held-out files are counted, too.
@@ -348,12 +349,12 @@ def _remote(source: Source) -> list[File]:
     return [file for file in locate(source) if not is_local(file.path)]
 
 
-def sample_here(code: TaskCode, job: Job) -> tuple[str, Sample] | str | None:
+def sample_here(code: TaskCode, job: Job) -> tuple[str, SourceRate] | str | None:
     """See `sampled`; in another process of this node, since the task's code may do anything."""
     there = NodeAffinitySchedulingStrategy(node_id_here(), soft=False)
     asked = ray.remote(sampled).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
     try:
-        found: tuple[str, Sample] | str | None = ray.get(asked.remote(code, code.named_in(job)))
+        found: tuple[str, SourceRate] | str | None = ray.get(asked.remote(code, code.named_in(job)))
     except RayError as error:
         return f"its process ended: {type(error).__name__}"
     return found

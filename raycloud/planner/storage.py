@@ -17,38 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from raycloud.spec.sections import KeepingPrices, ReadingPrices
+    from raycloud.spec.sizes import SourceRate
 
 _GB = 1e9
 _MONTH_S = 730 * 3600.0  # a twelfth of a year, as stores bill it
 _FASTER, _SLOWER = 0.8, 1.2  # by what a sample of seconds is taken to be off at most
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SourceRate:
-    """How fast a source was read, by some of its files.
-
-    Attributes:
-        files: How many there are.
-        bytes: All of them.
-        latency_s: From asking for a file until its first byte is there.
-        bytes_per_s: Of all readers together, once files are open.
-        readers: That read at once.
-    """
-
-    files: int
-    bytes: int
-    latency_s: float
-    bytes_per_s: float
-    readers: int
-
-    def seconds(self) -> float:
-        """Of reading all of it once.
-
-        >>> rate = SourceRate(files=20, bytes=8_000_000, latency_s=0.1, bytes_per_s=1e6, readers=2)
-        >>> rate.seconds()
-        9.0
-        """
-        return self.files * self.latency_s / self.readers + self.bytes / self.bytes_per_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,6 +156,7 @@ def weigh(
         job_s: Seconds of all steps.
         nodes: That read it: where each has a link of its own, they take as much less together.
 
+    >>> from raycloud.spec.sizes import SourceRate
     >>> rate = SourceRate(files=1, bytes=60_000_000, latency_s=0.0, bytes_per_s=1e6, readers=1)
     >>> one = weigh("s3://b", rate, Paid(), epochs=10.0, job_s=300.0)
     >>> one.read_s, one.again_s, one.keeps

@@ -1,9 +1,10 @@
-"""Sizes of what travels, and how often it does."""
+"""Sizes of what travels, how often it does, and how fast."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 _REPORTS_PER_S = 50.0  # that a driver hears at most, of all members together
 _BUCKETS = 8
@@ -114,3 +115,31 @@ def coded_bytes(payload_bytes: int, codec: str, ratio: int | None = None) -> int
     if ratio is not None:
         return math.ceil(payload_bytes * (math.log2(ratio) + 2.5) / (32 * ratio))
     return math.ceil(payload_bytes * _CODED[codec])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceRate:
+    """How fast a source was read, by some of its files.
+
+    Attributes:
+        files: How many there are.
+        bytes: All of them.
+        latency_s: From asking for a file until its first byte is there.
+        bytes_per_s: Of all readers together, once files are open.
+        readers: That read at once.
+    """
+
+    files: int
+    bytes: int
+    latency_s: float
+    bytes_per_s: float
+    readers: int
+
+    def seconds(self) -> float:
+        """Of reading all of it once.
+
+        >>> rate = SourceRate(files=20, bytes=8_000_000, latency_s=0.1, bytes_per_s=1e6, readers=2)
+        >>> rate.seconds()
+        9.0
+        """
+        return self.files * self.latency_s / self.readers + self.bytes / self.bytes_per_s

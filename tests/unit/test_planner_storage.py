@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from raycloud.planner.plan import from_json
-from raycloud.planner.storage import Paid, Reading, SourceRate, Storage, checkpoints_cost, weigh
+from raycloud.planner.storage import Paid, Reading, Storage, checkpoints_cost, weigh
 from raycloud.report.summary_text import plan_text
 from raycloud.spec.sections import KeepingPrices, ReadingPrices
+from raycloud.spec.sizes import SourceRate
 from tests.unit.test_planner_plan import golden_plan
 
 GB = 10**9
