@@ -244,7 +244,7 @@ def reshard(asked: argparse.Namespace) -> None:
         with (
             tempfile.TemporaryDirectory(prefix="t") as folder,
             Testbed(Spec(nodes=nodes)) as bed,
-            Cluster(bed, directory=Path(folder) / "c", environment=_environment()) as one,
+            Cluster(bed, directory=Path(folder) / "c", environment=environment()) as one,
         ):
             one.join(*bed.nodes)
             for node in bed.nodes.values():
@@ -284,7 +284,7 @@ def main() -> None:
             with (
                 tempfile.TemporaryDirectory(prefix="t") as folder,
                 Testbed(Spec(nodes=nodes)) as bed,
-                Cluster(bed, directory=Path(folder) / "c", environment=_environment()) as one,
+                Cluster(bed, directory=Path(folder) / "c", environment=environment()) as one,
             ):
                 one.join(*bed.nodes)
                 for node in bed.nodes.values():
@@ -312,8 +312,8 @@ def main() -> None:
         asked.json.write_text(json.dumps(told, indent=1) + "\n")
 
 
-def _environment() -> dict[str, str]:
-    """Of the caller's shell only this is passed on."""
+def environment() -> dict[str, str]:
+    """What is passed on of the caller's shell."""
     kept = {name: os.environ[name] for name in ("HOME", "PATH") if name in os.environ}
     return {**kept, "PYTHONPATH": str(ROOT)}
 

@@ -216,8 +216,8 @@ def test_a_killed_worker_is_made_up_for(tmp_path: Path, ray_tmpdir: Path) -> Non
 @pytest.mark.full
 def test_a_killed_sweep_leaves_nothing_and_is_resumed(tmp_path: Path, cluster: str) -> None:
     """By the command, on a cluster that goes on."""
-    space = {"clip_norm": {"choice": [0.1, 0.5, 1.0]}}
-    section = {"space": space, "searcher": "grid", "trials": 3}
+    space = {"clip_norm": {"choice": [0.1, 1.0]}}
+    section = {"space": space, "searcher": "grid", "trials": 2}
     text = dump_minimal(tiny(60)) + write({"sweep": section})
     (tmp_path / "job.yaml").write_text(text)
     place = tmp_path / "swept"
@@ -229,18 +229,18 @@ def test_a_killed_sweep_leaves_nothing_and_is_resumed(tmp_path: Path, cluster: s
         one.process.wait()
     wait_for("nothing reserved", nothing_reserved, seconds=GONE_S)
     over = Results.open(log).whole
-    assert 1 <= len(over) < 3
+    assert len(over) == 1
     code, again = ran(tmp_path, RAYCLOUD, "sweep", "resume", place, RAY_ADDRESS=cluster)
     assert code == 0, again.err
     trials = Results.open(log).trials
-    assert [trial.status for trial in trials.values()] == ["finished"] * 3
+    assert [trial.status for trial in trials.values()] == ["finished"] * 2
     steps = [exact_steps(place / "trials" / f"{number:04}") for number in sorted(trials)]
-    assert steps == [60] * 3
+    assert steps == [60] * 2
     assert {t.number: t for t in over}.items() <= trials.items()  # they were not done again
     shown = CliRunner().invoke(cli.app, ["sweep", "show", str(place)])
-    assert len(shown.output.splitlines()) == 1 + 3
+    assert len(shown.output.splitlines()) == 1 + 2
     _, asked_for = load_sweep(place / "sweep.yaml")
-    assert asked_for.trials == 3
+    assert asked_for.trials == 2
 
 
 @pytest.mark.full
