@@ -33,7 +33,8 @@ from benchmarks.machine import describe
 from benchmarks.tables import SAMPLES, environment, pauses, until
 from benchmarks.testbed import NodeSpec, Spec, Testbed
 from benchmarks.testbed.cluster import Cluster
-from raycloud.checkpoint import latest, load_tensors, open_store
+from raycloud.checkpoint import latest, open_store
+from raycloud.checkpoint.payload import load_tensors
 from raycloud.events import Event, StepsCommitted
 from raycloud.order import read_ledger
 
@@ -41,13 +42,14 @@ if TYPE_CHECKING:
     from benchmarks.testbed.machine import Machine
 
 NODES, WORKERS, ROWS = 4, 3, 20_000
+SERVERS = NODES + 1  # one on each, the head included
 LEARNT = 100  # steps, before the first fault
 WATCHED_S = 12.0  # after a fault
 AT_MOST_S = {"killed": 0.5, "cut off": 1.5}
 WAYS: Mapping[str, Mapping[str, Any]] = {
-    "rows": {"servers": {"shards": NODES, "copies": 1}},
-    "lockstep": {"sync": {"topology": "servers"}, "servers": NODES},
-    "stale": {"sync": {"topology": "servers", "staleness": 3}, "servers": NODES},
+    "rows": {"servers": {"shards": SERVERS, "copies": 1}},
+    "lockstep": {"sync": {"topology": "servers"}, "servers": SERVERS},
+    "stale": {"sync": {"topology": "servers", "staleness": 3}, "servers": SERVERS},
 }
 _ENDS_S = 300.0
 _LIKE = 1e-4  # values of fp32, whose sums have other orders
@@ -158,6 +160,14 @@ def wrong(row: Row) -> bool:
     return late or not row["exact_ledger"] or row.get("apart", 0.0) > _LIKE
 
 
+def keep(asked: argparse.Namespace, rows: list[Row]) -> None:
+    """Write what there is so far."""
+    told = {name: value for name, value in vars(asked).items() if name not in {"json", "keep"}}
+    kept = {"machine": describe(os.sched_getaffinity(0)), "asked": told, "rows": rows}
+    asked.json.parent.mkdir(parents=True, exist_ok=True)
+    asked.json.write_text(json.dumps(kept, indent=1) + "\n")
+
+
 def main() -> None:
     """Measure each way, as often as is asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -166,6 +176,7 @@ def main() -> None:
     parser.add_argument("--bits-per-s", type=float, default=1e8)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--keep", type=Path, help="logs of the runs stay there")
     asked = parser.parse_args()
     link = {"egress_bits_per_s": asked.bits_per_s, "ingress_bits_per_s": asked.bits_per_s}
     nodes = tuple(NodeSpec(name=f"n{at}", **link) for at in range(NODES))
@@ -180,7 +191,8 @@ def main() -> None:
                 one.join(*bed.nodes)
                 for node in bed.nodes.values():
                     node.throttle(asked.cores)
-                found += faults(bed, one, Path(folder) / f"{repeat}", way)
+                place = (asked.keep or Path(folder)).resolve() / f"{way}-{repeat}"
+                found += faults(bed, one, place, way)
             for row in found[-len(AT_MOST_S) :]:
                 pause_s, rest = row["longest_s"] - row["usual_s"], row.get("apart", "not compared")
                 print(
@@ -189,11 +201,8 @@ def main() -> None:
                     f"{row['exact_ledger']}, apart from one process: {rest}",
                     flush=True,
                 )
-    if asked.json:
-        machine = describe(os.sched_getaffinity(0))
-        kept = {"machine": machine, "asked": vars(asked) | {"json": None}, "rows": found}
-        asked.json.parent.mkdir(parents=True, exist_ok=True)
-        asked.json.write_text(json.dumps(kept, indent=1) + "\n")
+            if asked.json:
+                keep(asked, found)
     sys.exit(any(map(wrong, found)))
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import math
 import socket
-import struct
 import sys
 import threading
 from collections import deque
@@ -24,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from raycloud.errors import TransportError
-from raycloud.net.sockets import end_if_hung
+from raycloud.net.sockets import answers, end_if_hung
 from raycloud.net.stream import (
     BACKLOG,
     GREETING_BYTES,
@@ -52,9 +51,6 @@ _STRANGERS = 64  # connections at once that have not said yet whose they are
 _BACK_S = 0.5  # ... and so much more
 _WAITS = 2.0  # so many turns for others that may be cut off with the first
 
-_INFO_BYTES = 104
-_AWAITED = struct.Struct("=I"), 24  # tcpi_unacked, in the kernel's `struct tcp_info`
-_HEARD_MS = struct.Struct("=I"), 56  # tcpi_last_ack_recv
 _BYTE = b"\0"
 
 
@@ -196,20 +192,19 @@ class _Line:
         For `stood_s` nobody has asked, and so nobody was silent.
         """
         try:
-            info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+            answered = answers(self._socket)
             self._socket.send(_BYTE)
         except BlockingIOError:
             pass  # it is not there, or does not read: the bytes before are awaited
         except OSError:  # which says nothing about the machine
             return False
-        (awaited,), (heard_ms,) = (one.unpack_from(info, at) for one, at in (_AWAITED, _HEARD_MS))
-        heard_s = now_s - heard_ms / 1000.0
+        heard_s = now_s - answered.heard_s
         self.usual_s = max(_LEAST_S, self.usual_s * _FORGETS)
         self._since_s += stood_s
         if heard_s > self._since_s:
             self.usual_s = max(self.usual_s, heard_s - self._since_s)
             self._since_s = heard_s
-        if not awaited:
+        if not answered.awaited:
             self._since_s = now_s
         self.silent_s = now_s - self._since_s
         return True

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from raycloud.net.stream import Stream
     from raycloud.net.transport import Coding
 
-HUNG_S = 1.5  # a server whose machine acknowledges nothing for so long is lost
+HUNG_S = 0.9  # a server whose machine acknowledges nothing for so long is lost
 _ANSWERS_S = 5.0  # and one that does not say that it knows of a generation
 _OPEN_BYTES = 256  # of what a member says of an operation, at most
 MOST_BYTES = 2**31  # of a sum

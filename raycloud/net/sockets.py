@@ -14,11 +14,12 @@ import os
 import platform
 import re
 import socket
+import struct
 import sys
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from threading import Event, Lock, Thread
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 Place = tuple[str, int]  # address and port
 _Opened = TypeVar("_Opened")
@@ -38,6 +39,28 @@ _ASKED = re.compile(  # a line of what an epoll instance looks at
 _MODIFY = 3  # EPOLL_CTL_MOD
 _READABLE, _ONCE = 0x1, 1 << 30  # EPOLLIN, EPOLLONESHOT
 _TURN = Lock()
+_INFO_BYTES = 104
+_AWAITED = struct.Struct("=I"), 24  # tcpi_unacked, in the kernel's `struct tcp_info`
+_HEARD_MS = struct.Struct("=I"), 56  # tcpi_last_ack_recv
+
+
+class Answered(NamedTuple):
+    """What the kernel knows of a connection's other machine.
+
+    Attributes:
+        awaited: How many packets it has not acknowledged.
+        heard_s: Seconds since it has acknowledged one.
+    """
+
+    awaited: int
+    heard_s: float
+
+
+def answers(connection: socket.socket) -> Answered:
+    """Whether a connection's other machine answers; on Linux. `OSError`: it has ended."""
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+    (awaited,), (heard_ms,) = (one.unpack_from(info, at) for one, at in (_AWAITED, _HEARD_MS))
+    return Answered(awaited, heard_ms / 1000.0)
 
 
 def listening(open_one: Callable[[], _Opened]) -> tuple[_Opened, list[Place]]:

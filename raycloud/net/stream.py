@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from raycloud.errors import TransportError
-from raycloud.net.sockets import end_if_hung, listening, shut
+from raycloud.net.sockets import answers, end_if_hung, listening, shut
 from raycloud.threads import THREADS
 
 if TYPE_CHECKING:
@@ -152,6 +152,22 @@ class Stream:
         """Whether something has come from the peer, or the end, within `timeout_s`."""
         return self._sockets.readable(self._socket, timeout_s)
 
+    def ended(self) -> bool:
+        """Whether the peer has closed it, or it broke, and nothing is left to be read."""
+        if not self.heard(0.0):
+            return False
+        try:
+            return not self._socket.recv(1, socket.MSG_PEEK)
+        except OSError:
+            return True
+
+    def silent_s(self) -> float:
+        """For how long the other machine owes an answer; 0: it does not, as far as is known."""
+        with contextlib.suppress(OSError, AttributeError):  # it is no TCP, or no Linux
+            answered = answers(self._socket)
+            return answered.heard_s if answered.awaited else 0.0
+        return 0.0
+
     def on_its_way(self) -> int:
         """How many bytes were sent and have not arrived, as far as the system tells."""
         return self._sockets.unacknowledged(self._socket)
@@ -215,18 +231,21 @@ def connect(
     sockets: Sockets = SOCKETS,
     silent_s: float = SILENT_S,
     hung_s: float | None = None,
+    timeout_s: float | None = None,
 ) -> Stream:
     """Open a connection to who listens at `place`, and say whose it is.
 
     It ends where the other machine acknowledges nothing for `hung_s`, and is waited for no longer
-    than twice that; None: see `end_if_hung`.
+    than twice that, or `timeout_s`; None: see `end_if_hung`.
 
     Raises:
         TransportError: It cannot be reached.
     """
     where = place.address, place.port
+    if timeout_s is None:
+        timeout_s = silent_s if hung_s is None else 2.0 * hung_s
     try:
-        connection = sockets.connect(where, silent_s if hung_s is None else 2.0 * hung_s)
+        connection = sockets.connect(where, timeout_s)
     except OSError as error:
         raise TransportError(f"a member cannot be reached at {where}: {error}") from error
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)

@@ -63,7 +63,7 @@ def _place(asked: ObjectRef[Place] | None) -> Place | None:
     if asked is None:
         return None
     try:
-        place: Place = ray.get(asked, timeout=_ANSWERS_S)
+        place: Place = ray.get(asked, timeout=0)
     except (GetTimeoutError, RayError):
         return None
     return place
@@ -121,6 +121,9 @@ class RayProvider:
         until_s = clock.monotonic_s() + _SERVER_STARTS_S
         while True:
             asked = [[_asked_place(name) for name in names] for names in self._layouts[layout]]
+            every = [one for shard in asked for one in shard if one is not None]
+            if every:
+                ray.wait(every, num_returns=len(every), timeout=_ANSWERS_S)
             found = [[_place(one) for one in shard] for shard in asked]
             there = [any(shard) for shard in found]
             if {"each": all(there), "one": any(there), "none": True}[least]:

@@ -117,6 +117,7 @@ class Servers:
                 actor = ServerActor.options(  # type: ignore[attr-defined]
                     name=name,
                     num_cpus=0,
+                    memory=1,  # a byte: who asks for nothing is put on any node where it is soft
                     max_restarts=-1,
                     # Softly: where its node is lost, it is started again on another.
                     scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),

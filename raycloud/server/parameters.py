@@ -76,11 +76,13 @@ class ParameterShard:
     Attributes:
         step: The first of the round under way; NOWHERE: there are no parameters.
         generation: The newest that it has heard of.
+        cut: The generation that has put parameters here, and in how many slices.
         leases: That are applied in this round, by their places.
     """
 
     def __init__(self) -> None:
         self.step = self.generation = NOWHERE
+        self.cut = (NOWHERE, 0)
         self.leases: dict[tuple[int, ...], Lease] = {}
         self._values = self._base = torch.empty(0)
         self._next: _Next | None = None
@@ -125,10 +127,11 @@ class ParameterShard:
         self._newest.clear()
         return Answer.APPLIED
 
-    def put(self, generation: int, step: int, values: torch.Tensor) -> Answer:
-        """A round begins with these, as all members have them; the first who says so counts."""
+    def put(self, generation: int, step: int, values: torch.Tensor, slices: int = 1) -> Answer:
+        """A round begins with these, as all members have them: one of so many slices."""
         if generation < self.generation:
             return Answer.OLD_TERM
+        self.cut = generation, slices
         self._values, self._base = values, values.clone()
         self._begin(step)
         return Answer.APPLIED
@@ -225,7 +228,8 @@ class ParameterActs:
         self._turn.notify_all()
         leases = [lease.told() for lease in self.shard.leases.values()]
         stands = answer is Answer.APPLIED and self.shard.step == step
-        return {"answer": str(answer), "stands": stands, "leases": leases if stands else []}, []
+        told = {"stands": stands, "leases": leases if stands else [], "cut": self.shard.cut}
+        return {"answer": str(answer), **told}, []
 
     def settle(
         self, header: Mapping[str, Any], _: list[Array]
@@ -239,7 +243,8 @@ class ParameterActs:
         """See `ParameterShard.put`."""
         [values] = arrays
         generation, step = int(header["generation"]), int(header["step"])
-        answer = self.shard.put(generation, step, torch.from_numpy(values))
+        slices = int(header["slices"])
+        answer = self.shard.put(generation, step, torch.from_numpy(values), slices)
         self._turn.notify_all()
         return {"answer": str(answer)}, []
 

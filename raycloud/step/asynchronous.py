@@ -25,7 +25,15 @@ from raycloud.errors import InternalError, TaskError, TransportError
 from raycloud.net.served import LostServerError
 from raycloud.step.collate import PartialStep
 from raycloud.step.rounds import Rounds
-from raycloud.step.servers import Connections, FindLayout, Name, Newest, Reply, first_layout
+from raycloud.step.servers import (
+    Connections,
+    FindLayout,
+    Name,
+    Newest,
+    Reply,
+    Return,
+    first_layout,
+)
 from raycloud.sync.codecs import CODECS
 
 if TYPE_CHECKING:
@@ -36,7 +44,8 @@ if TYPE_CHECKING:
     from raycloud.step.stateful import Commit
     from raycloud.sync.codecs import Codec
 
-_AWAY, _THERE, _STANDS = 0.0, 1.0, 2.0  # of a server, and a round
+# Of a server, and a round; the last, and more by the generation that has put its parameters.
+_AWAY, _THERE, _STANDS = 0.0, 1.0, 2.0
 
 
 class Asynchronous(Rounds):
@@ -65,7 +74,9 @@ class Asynchronous(Rounds):
         self._find: FindLayout | None = None
         self._newest: Newest = first_layout
         self._layout = 0
-        self._servers: list[Name] = []  # of each shard one
+        self._servers: list[Name] = []  # that all members reach
+        self._return: Return | None = None
+        self._vain = 0
         self._who = {"generation": -1, "rank": 0, "members": 1}
         self._stands = -1  # at which round servers are
         self._halfway = False  # in the midst of it
@@ -86,8 +97,9 @@ class Asynchronous(Rounds):
 
     @property
     def returned(self) -> bool:
-        """There are other servers than this generation has, in their place."""
-        return self._newest() > self._layout
+        """There are servers that this generation lacks, or others in their place."""
+        came = self._return is not None and self._return.came
+        return came or self._newest() > self._layout
 
     def _take_layout(self, lane: Lane) -> None:
         """Go by the newest layout that all members know of; servers of another are not needed."""
@@ -105,8 +117,11 @@ class Asynchronous(Rounds):
             self._connections.hang_up()
 
     def close(self) -> None:
-        """End the connections."""
+        """End the connections; nobody is waited for."""
         self._rest()
+        if self._return is not None:
+            self._return.end()
+        self._return = None
         if self._connections is not None:
             self._connections.close()
 
@@ -125,7 +140,7 @@ class Asynchronous(Rounds):
         and where nothing is, None.
 
         Raises:
-            TransportError: A shard has no server that all reach.
+            TransportError: There is no server that all reach.
         """
         self._rest()
         if not planned:
@@ -134,15 +149,21 @@ class Asynchronous(Rounds):
         self._who = {"generation": generation, "rank": rank, "members": size}
         self._take_layout(lane)
         connections = self._served()
-        self._servers = [shard[0] for shard in connections.meet()]
+        every = [shard[0] for shard in connections.meet()]
         asked = {"do": "begin", "generation": generation, "step": step}
-        looks = [self._look(name, asked) for name in self._servers]
-        states = [_AWAY if one is None else _STANDS if one["stands"] else _THERE for one in looks]
-        common = [min(of) for of in zip(*lane.gather(states), strict=True)]
-        if _AWAY in common:
-            raise LostServerError(f"shard {common.index(_AWAY)} has no server that all reach")
-        found = [{tuple(one[0]): one for one in look["leases"]} for look in looks if look]
-        whole = set.intersection(*map(set, found)) if min(common) == _STANDS else set()
+        looks = [self._look(name, asked) for name in every]
+        common = [min(of) for of in zip(*lane.gather([*map(_state, looks)]), strict=True)]
+        self._servers = [name for name, state in zip(every, common, strict=True) if state != _AWAY]
+        if not self._servers:
+            raise LostServerError("there is no server that all reach")
+        self._await([name for name in every if name not in self._servers], every, looks)
+        there = [one for one, state in zip(looks, common, strict=True) if state != _AWAY]
+        found = [{tuple(one[0]): one for one in look["leases"]} for look in there]
+        # They have one round's parameters, cut as they are now; else what they have is of no use.
+        states = {state for state in common if state != _AWAY}
+        intact = len(states) == 1 and min(states) >= _STANDS
+        intact = intact and all(look["cut"][1] == len(there) for look in there)
+        whole = set.intersection(*map(set, found)) if intact else set()
         self._halfway, self._stands = bool(whole), step if whole else -1
         # Where nothing has come everywhere, members have what the round began with, and put it.
         places = sorted(map(list, whole)) if whole else None
@@ -158,6 +179,20 @@ class Asynchronous(Rounds):
             rows=sum(int(one[3]) for one in kept),
         )
         return claim, sum(float(one[2]) for one in kept)
+
+    def _await(self, lost: list[Name], every: list[Name], looks: Sequence[Any]) -> None:
+        """Wait, beside the round, until those are there again that a generation lacks."""
+        if self._return is not None:
+            self._return.end()
+        self._return = None
+        if self._find is None:
+            return
+        find = partial(self._find, self._layout, least="one")
+        self._served().find = find  # a generation goes on with those that there are
+        reached = {name for name, one in zip(every, looks, strict=True) if one is not None}
+        self._vain = self._vain + 1 if reached.intersection(lost) else 0
+        if lost:
+            self._return = Return(find, lost, self._vain)
 
     def _look(self, name: Name, asked: Mapping[str, Any]) -> Any:
         try:
@@ -290,6 +325,12 @@ class Asynchronous(Rounds):
         self._moved()
 
 
+def _state(look: Any) -> float:
+    if look is None:
+        return _AWAY
+    return _STANDS + float(look["cut"][0]) if look["stands"] else _THERE
+
+
 class _Courier:
     """A thread that sends a member's updates in a round, one after the other, and brings answers.
 
@@ -297,7 +338,7 @@ class _Courier:
 
     Args:
         connections: To servers.
-        servers: Of each shard the one that is asked.
+        servers: That have a slice each, in this order.
         codec: Of updates and answers.
         who: The generation, this member's rank and how many there are, and the round's first step.
         known: The parameters as the servers take this member to have them; follows the answers.
@@ -322,7 +363,8 @@ class _Courier:
 
     def put(self) -> None:
         """Give servers the parameters, of each shard one of the members."""
-        rank, members, told = self._who["rank"], self._who["members"], {"do": "put", **self._who}
+        rank, members = self._who["rank"], self._who["members"]
+        told = {"do": "put", **self._who, "slices": len(self._servers)}
         parts = zip(self._servers, self._cut(self._known), strict=True)
         mine = {name: (told, [p.numpy()]) for name, p in parts if name[0] % members == rank}
         self._connections.ask(mine)

@@ -10,6 +10,7 @@ from itertools import chain
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Protocol
 
+from raycloud.clock import SystemClock
 from raycloud.errors import InternalError, TaskError, TransportError
 from raycloud.net.exchange import parts_of
 from raycloud.net.messages import Array, hear, tell
@@ -28,6 +29,8 @@ _UNHEARD = 64  # answers, at most
 _LOOK_S = 2.0  # between two looks for one that is lost
 _MOST_DOUBLED = 7
 _FILLED_S = 0.2  # between two looks whether servers are filled
+_SILENT_S = 0.5  # a machine that owes an answer for so long is not tried at once
+_AGAIN_S = 0.25  # for a connection to where a server was before
 
 Servers = Sequence[Sequence["Place | None"]]
 Find = Callable[[], Servers]
@@ -73,26 +76,56 @@ class Connections:
         self._unheard: dict[Name, int] = {}  # answers that nobody has waited for
         self._sent = 0
         self._over = False
+        self._clock = SystemClock()
+        self._silent: set[str] = set()  # addresses that do not answer
+        self._known: Servers = ()  # where they were found the last time
+        self._whole = False  # all of them were met the last time
 
     def meet(self) -> list[list[Name]]:
-        """Connect to all that are there; the names of all, by shard."""
+        """Connect to all that are there; the names of all, by shard.
+
+        Where all were met the last time, they are first looked for where they were then: to find
+        them takes as long as one that is lost does not answer.
+        """
         if self._over:
             self.close()
             self._over = False
-        places = self.find()
-        self.shards = len(places)
+        if self._whole:
+            self._whole = self._reach(self._known, _AGAIN_S, self._silent)
+            self._silent = set()
+            shards = {shard for shard, _ in self._streams}
+            if len(shards) == self.shards:
+                return _names(self._known)
+        self._known = self.find()
+        self.shards = len(self._known)
+        self._whole = self._reach(self._known, 2.0 * HUNG_S, set())
+        return _names(self._known)
+
+    def _reach(self, places: Servers, timeout_s: float, silent: set[str]) -> bool:
+        """Connect to those to which there is no connection; whether all are met then.
+
+        Addresses that are `silent` are not tried, and are added to.
+        """
+        whole = True
         for shard, some in enumerate(places):
             for number, place in enumerate(some):
                 name = shard, number
-                if place is not None and place != self._places.get(name):
+                moved = place is not None and place != self._places.get(name)
+                if moved or (name in self._streams and self._streams[name].ended()):
                     self.drop(name)
-                if place is not None and name not in self._streams:
-                    with contextlib.suppress(TransportError):
+                if place is not None and name not in self._streams and place.address not in silent:
+                    began_s = self._clock.monotonic_s()
+                    try:
                         self._streams[name] = connect(
-                            place, 0, silent_s=self._silent_s, hung_s=HUNG_S
+                            place, 0, silent_s=self._silent_s, hung_s=HUNG_S, timeout_s=timeout_s
                         )
+                    except TransportError:
+                        if self._clock.monotonic_s() - began_s >= timeout_s:
+                            silent.add(place.address)  # so would be the others there
+                    else:
                         self._places[name], self._unheard[name] = place, 0
-        return [[(shard, at) for at in range(len(some))] for shard, some in enumerate(places)]
+                whole = whole and name in self._streams
+        return whole
 
     def place(self, name: Name) -> Place:
         """Where a server listens that is met."""
@@ -162,6 +195,8 @@ class Connections:
         try:
             yield stream
         except TransportError as error:
+            if isinstance(error.__cause__, TimeoutError):
+                self._silent.add(self._places[name].address)
             self.drop(name)
             raise LostServerError(f"server {name} is lost: {error}") from error
 
@@ -178,7 +213,9 @@ class Connections:
     def hang_up(self) -> None:
         """In whichever thread: who waits for an answer is told that none comes."""
         self._over = True
-        for stream in [*self._streams.values()]:
+        for name, stream in [*self._streams.items()]:
+            if stream.silent_s() >= _SILENT_S:
+                self._silent.add(self._places[name].address)
             stream.hang_up()
 
     def close(self) -> None:
@@ -259,9 +296,10 @@ class Summing:
         self._find: FindLayout | None = None
         self._newest: Newest = first_layout
         self._layout = 0
+        self._every: Servers = ()
         self._places: list[tuple[Name, Place]] = []
         self._lost: list[Name] = []
-        self._met = False
+        self._met = self._whole = False  # any ever, and all the last time
         self._vain = 0
         self._return: Return | None = None
 
@@ -300,8 +338,13 @@ class Summing:
         """
         if self._find is None:
             raise InternalError("servers were to sum, and nobody knows one")
-        self._layout = self._newest()
-        every = self._find(self._layout, least="one" if self._met else "each")
+        before, self._layout = self._layout, self._newest()
+        every: Servers = ()
+        if self._whole and self._layout == before:  # to find one that is lost takes longer
+            every = [[one if _listens(one) else None for one in some] for some in self._every]
+        if not any(map(any, every)):
+            every = self._find(self._layout, least="one" if self._met else "each")
+        self._every = every
         self._places, self._lost = [], []
         for shard, some in enumerate(every):
             found = next(((n, place) for n, place in enumerate(some) if place is not None), None)
@@ -317,6 +360,7 @@ class Summing:
         self.close()
         pairs = zip(self._places, which, strict=True)
         unreached = [name for (name, _), goes in pairs if not goes]
+        self._whole = not (self._lost or unreached)
         self._vain = self._vain + 1 if unreached else 0
         if (lost := [*self._lost, *unreached]) and self._find is not None:
             find = partial(self._find, self._layout, least="one")
@@ -336,6 +380,19 @@ class Summing:
         if self._return is not None:
             self._return.end()
         self._return = None
+
+
+def _listens(place: Place | None) -> bool:
+    if place is None:
+        return False
+    with contextlib.suppress(TransportError):
+        connect(place, 0, silent_s=_AGAIN_S, hung_s=HUNG_S, timeout_s=_AGAIN_S).close()
+        return True
+    return False
+
+
+def _names(places: Servers) -> list[list[Name]]:
+    return [[(shard, at) for at in range(len(some))] for shard, some in enumerate(places)]
 
 
 def _answered(header: dict[str, Any], arrays: list[Array]) -> Reply:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import ray
+from ray._private.state import actors
 from ray.util.placement_group import placement_group, remove_placement_group
 
 import raycloud
@@ -14,6 +15,7 @@ from raycloud.clock import SystemClock
 from raycloud.events import GenerationFormed, MemberReady, Predicted
 from raycloud.on_ray.attach import NODE_LABEL, inventory
 from raycloud.on_ray.fleet import Fleet
+from raycloud.on_ray.servers import Servers
 from raycloud.planner.inventory import place
 from raycloud.planner.plan import Plan, from_json
 from raycloud.spec import RoleResources
@@ -111,3 +113,19 @@ def test_where_a_place_was_taken_meanwhile_another_will_do(nodes: list[str]) -> 
     finally:
         fleet.close()
         remove_placement_group(taken)
+
+
+def test_servers_are_where_they_are_to_be(tmp_path: Path, nodes: list[str]) -> None:
+    """A shard's copies on nodes of their own: each may lose one."""
+    job = asked("Steady", 1, servers={"shards": 4, "copies": 1})
+    servers = Servers(job, str(tmp_path))
+    servers.begin(inventory())
+    try:
+        every = [name for shard in servers.layouts[0] for name in shard]
+        for name in every:
+            ray.get(ray.get_actor(name).busy.remote())
+        there = {one["Name"]: one["Address"]["NodeID"] for one in actors().values()}
+        wanted = [nodes[(shard + copy) % 3] for shard in range(4) for copy in range(2)]
+        assert [there[name] for name in every] == wanted
+    finally:
+        servers.close()

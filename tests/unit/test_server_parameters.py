@@ -39,7 +39,7 @@ class Shard:
             return getattr(self.acts, what)({**WHO, **header}, list(arrays))
 
     def put(self) -> None:
-        self.ask("put", np.ones(4, np.float32))
+        self.ask("put", np.ones(4, np.float32), slices=1)
 
     def push(self, rank: int, place: int, value: float) -> str:
         codes = np.full(4, value, np.float32).view(np.uint8)
@@ -130,5 +130,6 @@ def test_the_next_generation_hears_what_has_come(shard: Shard) -> None:
     shard.put()
     shard.push(1, 5, 2.0)
     answer, _ = shard.ask("enter", generation=1)
-    assert answer == {"answer": "applied", "stands": True, "leases": [[[5], 1.0, 0.5, 7]]}
+    leases, cut = [[[5], 1.0, 0.5, 7]], (0, 1)
+    assert answer == {"answer": "applied", "stands": True, "leases": leases, "cut": cut}
     assert shard.ask("enter", generation=1, step=16)[0]["stands"] is False

@@ -16,6 +16,7 @@ import torch
 import raycloud
 from raycloud.checkpoint import open_store
 from raycloud.errors import TaskError, TransportError
+from raycloud.net.stream import Place
 from raycloud.order import Position
 from raycloud.server.serving import Server, file_name
 from raycloud.server.shard import Shard
@@ -315,6 +316,30 @@ def test_strangers_and_senseless_words_do_no_harm(servers: list[Server]) -> None
     assert fleet.apart(1) <= 1e-9
 
 
+def test_who_is_lost_is_found_again_only_after_the_others_have_gone_on(
+    servers: list[Server],
+) -> None:
+    """To find servers takes as long as one that is lost does not answer."""
+    found = 0
+
+    def find() -> list[list[Place | None]]:
+        nonlocal found
+        found += 1
+        return [[one.place for one in servers]]
+
+    asked = Connections(find)
+    [every] = asked.meet()
+    assert found == 1
+    servers[0].close()
+    asked.hang_up()  # as where another member has found out
+    assert asked.meet() == [every]
+    assert found == 1
+    assert [asked.has(name) for name in every] == [False] + [True] * (len(every) - 1)
+    assert asked.meet() == [every]
+    assert found == 2
+    asked.close()
+
+
 def test_evaluation_makes_no_rows(servers: list[Server]) -> None:
     fleet = Served(servers, [8])
     fleet.rows()
@@ -409,6 +434,7 @@ def test_what_was_decided_is_told_again_but_not_to_who_has_no_rows(
     fleet.generation += 1
     fleet.enter()
     assert {one.shard.step for one in servers} == {1}
+    servers[1].close()
     fleet.servers = [servers[0], Server(1, 2, open_store(tmp_path), "127.0.0.1")]
     fleet.generation += 1
     with pytest.raises(LostRowsError, match="0 whole sets of tables of step 1"):
@@ -430,9 +456,11 @@ def test_only_a_whole_set_of_files_is_gone_on_from(servers: list[Server], tmp_pa
     store.remove_all([file_name(3, 1, 2)])  # it was never written
     fresh = [Server(at, 2, store, "127.0.0.1") for at in range(2)]
     fleet.servers = fresh
+    tables.serve(fleet.find)
     with pytest.raises(LostRowsError, match="0 whole sets"):
         fleet.enter()
     fleet.servers = servers  # who still have the rows
+    tables.serve(fleet.find)
     fleet.enter()
     assert (fleet.rows() == kept).all()
     for one in fresh:
