@@ -235,8 +235,9 @@ def connect(
 ) -> Stream:
     """Open a connection to who listens at `place`, and say whose it is.
 
-    It ends where the other machine acknowledges nothing for `hung_s`, and is waited for no longer
-    than twice that, or `timeout_s`; None: see `end_if_hung`.
+    It ends where the other machine acknowledges nothing for `hung_s`, or, where nothing is on its
+    way, for two seconds at least, and is waited for no longer than twice `hung_s`, or `timeout_s`;
+    None: see `end_if_hung`.
 
     Raises:
         TransportError: It cannot be reached.
@@ -254,6 +255,8 @@ def connect(
         with contextlib.suppress(OSError, AttributeError):  # it is no TCP, or no Linux
             hung_ms = int(1000.0 * hung_s)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, hung_ms)
+            for often in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):  # while nothing is sent
+                connection.setsockopt(socket.IPPROTO_TCP, often, max(1, int(hung_s)))
     stream = Stream(connection, sockets, silent_s)
     try:
         stream.give(greeting(place.key, rank))
