@@ -109,6 +109,8 @@ class DirectTransport:
         courier_s: Processor seconds of the courier.
     """
 
+    _look_s: float | None = None  # it waits for what comes, however long that takes
+
     def __init__(
         self,
         rank: int,
@@ -220,7 +222,10 @@ class DirectTransport:
     def _carry(self) -> None:
         clock, thread = SystemClock(), threading.get_native_id()
         while self._broken is None:
-            for key, events in self._selector.select():
+            came = self._selector.select(self._look_s)
+            if not came:
+                self._look()
+            for key, events in came:
                 if key.data is None:
                     self._answer()
                     continue
@@ -229,6 +234,9 @@ class DirectTransport:
                 if events & selectors.EVENT_WRITE:
                     self._write(key.data)
             self.courier_s = clock.thread_cpu_s(thread)
+
+    def _look(self) -> None:
+        """Nothing has come for `_look_s`."""
 
     def _answer(self) -> None:
         with contextlib.suppress(BlockingIOError):

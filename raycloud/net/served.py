@@ -35,6 +35,7 @@ from raycloud.net.exchange import (
     parts_of,
 )
 from raycloud.net.messages import hear, tell
+from raycloud.net.sockets import answers
 from raycloud.net.stream import Place, connect
 from raycloud.threads import THREADS, Threads
 
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from raycloud.net.transport import Coding
 
 HUNG_S = 0.9  # a server whose machine acknowledges nothing for so long is lost
+_UNREAD_S = 6.0  # ... and one that sums may leave what has come unread for so long
+_LOOK_S = 0.25  # between two looks whether servers' machines answer, while nothing comes
 _ANSWERS_S = 5.0  # and one that does not say that it knows of a generation
 _OPEN_BYTES = 256  # of what a member says of an operation, at most
 MOST_BYTES = 2**31  # of a sum
@@ -215,6 +218,8 @@ class ServedTransport(DirectTransport):
         threads: Where the courier runs.
     """
 
+    _look_s = _LOOK_S
+
     def __init__(
         self,
         rank: int,
@@ -247,6 +252,15 @@ class ServedTransport(DirectTransport):
         """See `transport.CodedTransport.reduce_bytes`."""
         values = torch.empty(count, device="meta")
         return sum(coding.bound(part.numel()) for part in parts_of(values, self._servers))
+
+    def _look(self) -> None:
+        """A machine is lost that owes an answer; one that does not read what came is only busy."""
+        for rank in range(self.size, self.size + self._servers):
+            answered = None
+            with contextlib.suppress(OSError, AttributeError):  # it has ended, or this is no Linux
+                answered = answers(self._peers[rank].socket)
+            if answered is not None and answered.is_silent and answered.heard_s >= HUNG_S:
+                raise self._lost(rank, "is silent")
 
     def _lost(self, rank: int, how: str) -> TransportError:
         if rank >= self.size:
@@ -360,7 +374,7 @@ def reach(
 
 def _asked(place: Place, rank: int, asked: Mapping[str, Any], held: ExitStack) -> Stream | None:
     with contextlib.suppress(TransportError):
-        stream = connect(place, rank, silent_s=_ANSWERS_S, hung_s=HUNG_S)
+        stream = connect(place, rank, silent_s=_ANSWERS_S, hung_s=_UNREAD_S, timeout_s=2.0 * HUNG_S)
         held.callback(stream.close)  # unless it is taken from there
         tell(stream, asked)
         return stream

@@ -42,6 +42,8 @@ _TURN = Lock()
 _INFO_BYTES = 104
 _AWAITED = struct.Struct("=I"), 24  # tcpi_unacked, in the kernel's `struct tcp_info`
 _HEARD_MS = struct.Struct("=I"), 56  # tcpi_last_ack_recv
+_TRIED, _PROBED = 2, 3  # tcpi_retransmits, tcpi_probes
+_TRIES = 2
 
 
 class Answered(NamedTuple):
@@ -50,17 +52,24 @@ class Answered(NamedTuple):
     Attributes:
         awaited: How many packets it has not acknowledged.
         heard_s: Seconds since it has acknowledged one.
+        tries: How often in a row it was asked again, in vain; none while it only does not read.
     """
 
     awaited: int
     heard_s: float
+    tries: int = 0
+
+    @property
+    def is_silent(self) -> bool:
+        """It owes an answer for more than half a second: it was asked at 0, 0.2 and 0.6 s."""
+        return self.tries >= _TRIES
 
 
 def answers(connection: socket.socket) -> Answered:
     """Whether a connection's other machine answers; on Linux. `OSError`: it has ended."""
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
     (awaited,), (heard_ms,) = (one.unpack_from(info, at) for one, at in (_AWAITED, _HEARD_MS))
-    return Answered(awaited, heard_ms / 1000.0)
+    return Answered(awaited, heard_ms / 1000.0, max(info[_TRIED], info[_PROBED]))
 
 
 def listening(open_one: Callable[[], _Opened]) -> tuple[_Opened, list[Place]]:

@@ -161,12 +161,11 @@ class Stream:
         except OSError:
             return True
 
-    def silent_s(self) -> float:
-        """For how long the other machine owes an answer; 0: it does not, as far as is known."""
+    def is_silent(self) -> bool:
+        """Whether the other machine has not answered for a while, as far as is known."""
         with contextlib.suppress(OSError, AttributeError):  # it is no TCP, or no Linux
-            answered = answers(self._socket)
-            return answered.heard_s if answered.awaited else 0.0
-        return 0.0
+            return answers(self._socket).is_silent
+        return False
 
     def on_its_way(self) -> int:
         """How many bytes were sent and have not arrived, as far as the system tells."""
@@ -256,7 +255,7 @@ def connect(
             hung_ms = int(1000.0 * hung_s)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, hung_ms)
             for often in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):  # while nothing is sent
-                connection.setsockopt(socket.IPPROTO_TCP, often, max(1, int(hung_s)))
+                connection.setsockopt(socket.IPPROTO_TCP, often, 1)
     stream = Stream(connection, sockets, silent_s)
     try:
         stream.give(greeting(place.key, rank))

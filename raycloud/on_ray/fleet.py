@@ -36,6 +36,7 @@ ASKED_PLACE_S = 900.0  # the same, where machines for them are asked for: they h
 _THERE_S = 1.0  # for all on the nodes that are meant
 _SECURE_S = 0.05  # between two looks for the places that a run begins with
 _OTHERS_S = 1.0  # and then for all others together: what runs before this one gives back
+_OF_SERVERS_BYTES = 4096  # of a node's memory
 _DOUBT_S = 0.05  # between two looks whether a machine is gone that has not answered as usual
 
 
@@ -410,5 +411,6 @@ class Fleet:
         if self._resources.gpus:
             bundle["GPU"] = self._resources.gpus
         if self._resources.memory_bytes:
-            bundle["memory"] = self._resources.memory_bytes
+            # A byte of a node is each server's, and a node may have no more than was asked for.
+            bundle["memory"] = max(1, self._resources.memory_bytes - _OF_SERVERS_BYTES)
         return bundle

@@ -76,7 +76,7 @@ class Asynchronous(Rounds):
         self._layout = 0
         self._servers: list[Name] = []  # that all members reach
         self._return: Return | None = None
-        self._vain = 0
+        self._vain, self._met = 0, False  # whether servers of the layout were met
         self._who = {"generation": -1, "rank": 0, "members": 1}
         self._stands = -1  # at which round servers are
         self._halfway = False  # in the midst of it
@@ -102,14 +102,21 @@ class Asynchronous(Rounds):
         return came or self._newest() > self._layout
 
     def _take_layout(self, lane: Lane) -> None:
-        """Go by the newest layout that all members know of; servers of another are not needed."""
-        known = int(min(row[0] for row in lane.gather([float(self._newest())])))
-        if known == self._layout or self._find is None:
+        """Go by the newest layout that all members know of; servers of another are not needed.
+
+        The first generation of a layout waits for each server, others go on with those there are.
+        """
+        told = lane.gather([float(self._newest()), float(self._layout if self._met else -1)])
+        known = int(min(row[0] for row in told))
+        if self._find is None:
             return
-        before, self._connections = self._connections, Connections(partial(self._find, known))
-        if before is not None:
-            before.retire()
-        self._layout = known
+        if known != self._layout:
+            before, self._layout = self._connections, known
+            self._connections, self._met = Connections(partial(self._find, known)), False
+            if before is not None:
+                before.retire()
+        if any(row[1] == known for row in told):
+            self._served().find = partial(self._find, known, least="one")
 
     def hang_up(self) -> None:
         """In whichever thread: nothing more is waited for."""
@@ -156,6 +163,7 @@ class Asynchronous(Rounds):
         self._servers = [name for name, state in zip(every, common, strict=True) if state != _AWAY]
         if not self._servers:
             raise LostServerError("there is no server that all reach")
+        self._met = True
         self._await([name for name in every if name not in self._servers], every, looks)
         there = [one for one, state in zip(looks, common, strict=True) if state != _AWAY]
         found = [{tuple(one[0]): one for one in look["leases"]} for look in there]
@@ -185,13 +193,10 @@ class Asynchronous(Rounds):
         if self._return is not None:
             self._return.end()
         self._return = None
-        if self._find is None:
-            return
-        find = partial(self._find, self._layout, least="one")
-        self._served().find = find  # a generation goes on with those that there are
         reached = {name for name, one in zip(every, looks, strict=True) if one is not None}
         self._vain = self._vain + 1 if reached.intersection(lost) else 0
-        if lost:
+        if lost and self._find is not None and not self._who["rank"]:  # who says so to all
+            find = partial(self._find, self._layout, least="one")
             self._return = Return(find, lost, self._vain)
 
     def _look(self, name: Name, asked: Mapping[str, Any]) -> Any:

@@ -10,7 +10,6 @@ from itertools import chain
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Protocol
 
-from raycloud.clock import SystemClock
 from raycloud.errors import InternalError, TaskError, TransportError
 from raycloud.net.exchange import parts_of
 from raycloud.net.messages import Array, hear, tell
@@ -29,8 +28,7 @@ _UNHEARD = 64  # answers, at most
 _LOOK_S = 2.0  # between two looks for one that is lost
 _MOST_DOUBLED = 7
 _FILLED_S = 0.2  # between two looks whether servers are filled
-_SILENT_S = 0.5  # a machine that owes an answer for so long is not tried at once
-_AGAIN_S = 0.25  # for a connection to where a server was before
+_AGAIN_S, _WORD_S = 0.25, 1.0  # for a connection to where a server was before, and a word from it
 
 Servers = Sequence[Sequence["Place | None"]]
 Find = Callable[[], Servers]
@@ -76,7 +74,6 @@ class Connections:
         self._unheard: dict[Name, int] = {}  # answers that nobody has waited for
         self._sent = 0
         self._over = False
-        self._clock = SystemClock()
         self._silent: set[str] = set()  # addresses that do not answer
         self._known: Servers = ()  # where they were found the last time
         self._whole = False  # all of them were met the last time
@@ -90,42 +87,51 @@ class Connections:
         if self._over:
             self.close()
             self._over = False
-        if self._whole:
-            self._whole = self._reach(self._known, _AGAIN_S, self._silent)
-            self._silent = set()
-            shards = {shard for shard, _ in self._streams}
-            if len(shards) == self.shards:
+        silent, self._silent = self._silent, set()
+        if self._whole and self._reach(self._known, silent):
+            self._whole = self._streams.keys() == set(chain(*_names(self._known)))
+            if len({shard for shard, _ in self._streams}) == self.shards:
                 return _names(self._known)
         self._known = self.find()
         self.shards = len(self._known)
-        self._whole = self._reach(self._known, 2.0 * HUNG_S, set())
+        self._reach(self._known)
+        self._whole = self._streams.keys() == set(chain(*_names(self._known)))
         return _names(self._known)
 
-    def _reach(self, places: Servers, timeout_s: float, silent: set[str]) -> bool:
-        """Connect to those to which there is no connection; whether all are met then.
+    def _reach(self, places: Servers, silent: Collection[str] | None = None) -> bool:
+        """Connect to those to which there is no connection.
 
-        Addresses that are `silent` are not tried, and are added to.
+        Args:
+            places: Where they are; or, where it is said which addresses are `silent`, were: there
+                they are asked for a word.
+            silent: They are not tried.
+
+        Returns:
+            Whether those that are not met are known to be gone.
         """
-        whole = True
+        known = True
         for shard, some in enumerate(places):
             for number, place in enumerate(some):
                 name = shard, number
                 moved = place is not None and place != self._places.get(name)
                 if moved or (name in self._streams and self._streams[name].ended()):
                     self.drop(name)
-                if place is not None and name not in self._streams and place.address not in silent:
-                    began_s = self._clock.monotonic_s()
-                    try:
-                        self._streams[name] = connect(
-                            place, 0, silent_s=self._silent_s, hung_s=HUNG_S, timeout_s=timeout_s
-                        )
-                    except TransportError:
-                        if self._clock.monotonic_s() - began_s >= timeout_s:
-                            silent.add(place.address)  # so would be the others there
-                    else:
-                        self._places[name], self._unheard[name] = place, 0
-                whole = whole and name in self._streams
-        return whole
+                if place is None or name in self._streams or place.address in (silent or ()):
+                    continue
+                try:
+                    stream = self._connected(place, again=silent is not None)
+                except TransportError as error:
+                    known = known and _is_gone(error)
+                else:
+                    self._streams[name] = stream
+                    self._places[name], self._unheard[name] = place, 0
+        return known
+
+    def _connected(self, place: Place, *, again: bool) -> Stream:
+        if again:
+            return _met_again(place, self._silent_s)
+        silent_s, timeout_s = self._silent_s, 2.0 * HUNG_S
+        return connect(place, 0, silent_s=silent_s, hung_s=HUNG_S, timeout_s=timeout_s)
 
     def place(self, name: Name) -> Place:
         """Where a server listens that is met."""
@@ -214,7 +220,7 @@ class Connections:
         """In whichever thread: who waits for an answer is told that none comes."""
         self._over = True
         for name, stream in [*self._streams.items()]:
-            if stream.silent_s() >= _SILENT_S:
+            if stream.is_silent():
                 self._silent.add(self._places[name].address)
             stream.hang_up()
 
@@ -341,7 +347,7 @@ class Summing:
         before, self._layout = self._layout, self._newest()
         every: Servers = ()
         if self._whole and self._layout == before:  # to find one that is lost takes longer
-            every = [[one if _listens(one) else None for one in some] for some in self._every]
+            every = _those_there(self._every)
         if not any(map(any, every)):
             every = self._find(self._layout, least="one" if self._met else "each")
         self._every = every
@@ -382,13 +388,46 @@ class Summing:
         self._return = None
 
 
-def _listens(place: Place | None) -> bool:
-    if place is None:
-        return False
-    with contextlib.suppress(TransportError):
-        connect(place, 0, silent_s=_AGAIN_S, hung_s=HUNG_S, timeout_s=_AGAIN_S).close()
-        return True
-    return False
+def _met_again(place: Place, silent_s: float) -> Stream:
+    """A connection to where a server was, that has said a word: a process may stand still.
+
+    Raises:
+        TransportError: It is not there, by a `ConnectionError`, or nothing is known of it.
+    """
+    stream = connect(place, 0, silent_s=silent_s, hung_s=HUNG_S, timeout_s=_AGAIN_S)
+    try:
+        tell(stream, {"do": "filled"})
+        said = stream.heard(_WORD_S) and hear(stream)
+    except TransportError:
+        stream.close()
+        raise
+    if not said:
+        stream.close()
+        raise TransportError("a server says nothing")
+    return stream
+
+
+def _those_there(places: Servers) -> Servers:
+    """Without those that are gone; nothing where one says neither."""
+    found: list[list[Place | None]] = []
+    for some in places:
+        found.append([])
+        for place in some:
+            there = place
+            try:
+                if place is not None:
+                    _met_again(place, _WORD_S).close()
+            except TransportError as error:
+                if not _is_gone(error):
+                    return ()
+                there = None
+            found[-1].append(there)
+    return found
+
+
+def _is_gone(error: TransportError) -> bool:
+    """Nobody listens there any more; else it may only be slow."""
+    return isinstance(error.__cause__, ConnectionError)
 
 
 def _names(places: Servers) -> list[list[Name]]:
