@@ -171,18 +171,20 @@ def keep(asked: argparse.Namespace, rows: list[Row]) -> None:
 def main() -> None:
     """Measure each way, as often as is asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS])
     parser.add_argument("--cores", type=float, default=0.4)
     parser.add_argument("--bits-per-s", type=float, default=1e8)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--keep", type=Path, help="logs of the runs stay there")
     asked = parser.parse_args()
+    if asked.keep and asked.keep.exists() and any(asked.keep.iterdir()):
+        parser.error(f"--keep {asked.keep}: is not empty; name another folder")
     link = {"egress_bits_per_s": asked.bits_per_s, "ingress_bits_per_s": asked.bits_per_s}
     nodes = tuple(NodeSpec(name=f"n{at}", **link) for at in range(NODES))
     found: list[Row] = []
     for repeat in range(asked.repeats):
-        for way in asked.ways.split(","):
+        for way in asked.ways:
             with (
                 tempfile.TemporaryDirectory(prefix="t") as folder,
                 Testbed(Spec(nodes=nodes)) as bed,

@@ -223,10 +223,14 @@ def _is_told(event: Event, *, begin: str, end: str) -> bool:
 
 
 def pauses(journals: Path, began_s: float, ended_s: float) -> dict[str, float]:
-    """Of the worker that stood still longest: the longest time between two updates, the usual."""
+    """Of the worker that stood still longest: the longest time between two updates, the usual.
+
+    One that stands still at the end has stood since its last update.
+    """
     worst = {"longest_s": 0.0, "usual_s": 0.0}
     for one in journals.iterdir():
-        times = [float(line) for line in one.read_text().splitlines()]
+        every = [float(line) for line in one.read_text().splitlines()]
+        times = [*(at for at in every if at < ended_s), ended_s]
         between = [(b, b - a) for a, b in pairwise(times)]
         within = [gap for at, gap in between if began_s <= at <= ended_s]
         if within and max(within) > worst["longest_s"]:

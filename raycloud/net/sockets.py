@@ -57,7 +57,7 @@ class Answered(NamedTuple):
 
     awaited: int
     heard_s: float
-    tries: int = 0
+    tries: int
 
     @property
     def is_silent(self) -> bool:
