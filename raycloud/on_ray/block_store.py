@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from threading import Condition, Lock, RLock, Thread, Timer
+from threading import Condition, Lock, RLock, Thread
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 _MEMORY_SHARE = 0.5  # of the object store; readers and collators use the rest
 _THREADS = 8
-_LATER_S = 20.0  # after which workers have started, on machines that are not slow
 _FETCH_S = 120.0  # a block of some MB, over a thin link
 
 Notice = Callable[..., None]  # called with what happened and, by keyword, its details
@@ -187,8 +186,8 @@ def answer(one: Any, method: str, *args: Any) -> Any:
 class ClusterBlocks:
     """The blocks of all nodes that were alive when this was made.
 
-    Processes of other nodes are begun where something is asked of them. Where all is found on this
-    one they are only told what to keep, later: until then the workers of slow nodes start alone.
+    Processes of other nodes are begun where something is asked of them, and not before: on a slow
+    node one takes as long to start as dozens of steps, and the time for it from the workers there.
 
     Args:
         own: Those of the node this process is on.
@@ -223,13 +222,6 @@ class ClusterBlocks:
                 for method, args in words:
                     handle.ask.remote(method, *args)
                 self.handles[node] = handle
-
-    def begin_later(self) -> None:
-        """The same in a while, in a thread."""
-        if self._others:
-            timer = Timer(_LATER_S, self.begin)
-            timer.daemon = True
-            timer.start()
 
     def here(self, method: str, *args: Any) -> Any:
         """What this node returns.

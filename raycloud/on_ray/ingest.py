@@ -36,6 +36,7 @@ from raycloud.task import Source
 from raycloud.worker.dataset import task_splits
 
 if TYPE_CHECKING:
+    from raycloud.data.cache import DataSet
     from raycloud.data.index import Block, Index, Input
     from raycloud.data.location import File
     from raycloud.packing.code import TaskCode
@@ -77,10 +78,11 @@ class PipelineConfig:
 class Ready:
     """Data by split, actors that hold its blocks by node, and notices: told to who asks next.
 
-    `rows` is the `rows_digest` of it.
+    `records` are of the data sets in it, and `rows` is the `rows_digest` of it.
     """
 
     prepared: Mapping[str, Prepared]
+    records: tuple[DataSet, ...]
     handles: Mapping[str, Any]
     notices: Told
     rows: str | None = None
@@ -123,9 +125,12 @@ class Pipeline:
             RaycloudError: Why it cannot be; the same to all who ask.
         """
         prepared = self._prepared()
-        handles = dict(self._blocks.handles)
         return Ready(
-            prepared=prepared, handles=handles, notices=self._take_notices(), rows=self._rows
+            prepared=prepared,
+            records=tuple(one for split in self._splits.values() for one in split.records),
+            handles=dict(self._blocks.handles),
+            notices=self._take_notices(),
+            rows=self._rows,
         )
 
     def begin(self) -> None:
@@ -198,7 +203,6 @@ class Pipeline:
         prepared = {name: split.run(self._readers(None)) for name, split in self._splits.items()}
         self._versions[config.version] = prepared[TRAIN].index
         self._pin([one.index for one in prepared.values()])
-        self._blocks.begin_later()
         return prepared
 
     def _grow(self) -> DataGrew | None:

@@ -51,12 +51,12 @@ class SplitIngest:
         self.source = source
         self.inputs: tuple[Input, ...] = tuple(known)
         self.works: tuple[Work, ...] = ()
+        self.records: list[DataSet] = []  # by version
         self._blocks = blocks
         self._lanes = lanes_of(job.global_batch, job.micro_batch)
         self._recipe = recipe_of(task, source, job, split)
         self._spec = ReadSpec(job=job, task=blocks.own.code, recipe=self._recipe)
         self._made: dict[str, Made] = {}  # by key
-        self._sets: list[DataSet] = []  # by version
         self._dealt: dict[str, Block] = {}
         self._fresh: set[str] = set()  # keys of blocks that were not cached
 
@@ -70,12 +70,12 @@ class SplitIngest:
         """
         clock = self._blocks.own.clock
         before_s = clock.monotonic_s()
-        inputs, works_before, sets = self.inputs, self.works, len(self._sets)
+        inputs, works_before, sets = self.inputs, self.works, len(self.records)
         try:
             index = self._run(readers)
         except BaseException:
             self.inputs, self.works = inputs, works_before
-            del self._sets[sets:]
+            del self.records[sets:]
             raise
         fresh = sum(block.key in self._fresh for block in index.blocks)
         return Prepared(
@@ -94,10 +94,10 @@ class SplitIngest:
             self.inputs, self.works = plan(
                 self._recipe, self.source, blocks.cache, blocks.clock, self.inputs
             )
-        for works in self._versions()[len(self._sets) :]:
-            self._sets.append(self._version(works, readers))
+        for works in self._versions()[len(self.records) :]:
+            self.records.append(self._version(works, readers))
         if self._recipe.stratify is not None:
-            return make_stratified_index(self.inputs, self._sets, self._dealt)
+            return make_stratified_index(self.inputs, self.records, self._dealt)
         made = [self._made[work.key] for work in self.works]
         return make_index(self._recipe, self.inputs, self.works, made, self._lanes)
 
@@ -107,7 +107,7 @@ class SplitIngest:
     def remake(self, key: str, readers: Readers) -> Block | None:
         """Make a block again that no node has any more; None where it is none of this split's."""
         # While growth is being prepared, there are works of more versions than are complete.
-        for works, data_set in zip(self._versions(), self._sets, strict=False):
+        for works, data_set in zip(self._versions(), self.records, strict=False):
             if wanted := [work for work in works if work.key == key]:
                 self._fill(wanted, readers)
                 return self._made[key].block
@@ -119,7 +119,7 @@ class SplitIngest:
 
     def _tables(self, readers: Readers) -> None:
         """A `ray.data.Dataset` says what is in it when it is run, unless a record of it is kept."""
-        if self._sets:
+        if self.records:
             return
         record = keyed(self._recipe, self.source)
         kept = self._kept(record.id) if record is not None else None

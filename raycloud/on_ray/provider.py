@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from raycloud.data.provider import Least
     from raycloud.data.samples import BlockSamples
     from raycloud.net.stream import Place
-    from raycloud.on_ray.block_store import BlockFetcher
+    from raycloud.on_ray.block_store import BlockFetcher, NodeBlocks
     from raycloud.on_ray.ingest import Ready
     from raycloud.step.collate import Collate
     from raycloud.task import Samples, Splits, Task
@@ -100,6 +100,7 @@ class RayProvider:
         self._wary = False
         self._fetcher: BlockFetcher | None = None
         self._handles: Mapping[str, Any] = {}
+        self._own: NodeBlocks | None = None  # where no other process claims what is used here
         self._pinned: dict[str, ObjectRef[Any]] = {}
         self._pinning: Any = None
         self._inputs = config.known
@@ -154,6 +155,7 @@ class RayProvider:
         """The samples of grown data: see `Provider.grown`."""
         index: Index = self._call("grown", version)
         self._inputs, self._version = index.inputs, version
+        self._connect(self._call("prepare"))
         self._warm()
         return self._samples(index)
 
@@ -202,12 +204,17 @@ class RayProvider:
         return table
 
     def _connect(self, ready: Ready) -> None:
-        from raycloud.on_ray.block_store import BlockFetcher, cache_of
+        from raycloud.on_ray.block_store import BlockFetcher, NodeBlocks, cache_of
 
         for what, detail in ready.notices:
             self._notice(what, **detail)
-        cache = cache_of(self._config.job)
+        job, task = self._config.job, self._config.task
+        cache = cache_of(job)
         self._handles = ready.handles
+        if self._node not in ready.handles:
+            self._own = self._own or NodeBlocks(task, job, self._node, SystemClock())
+            self._own.claim(ready.records)
+            self._own.complete(ready.records)
         self._fetcher = BlockFetcher(cache, self._node, ready.handles, self._notice)
 
     def _connected(self) -> BlockFetcher:

@@ -36,7 +36,7 @@ from raycloud.on_ray.trials import (
 )
 from raycloud.planner.inventory import PRICE_LABEL, price_per_hour, require
 from raycloud.report import charts
-from raycloud.report.sweep import page
+from raycloud.report.sweep import best_of, page, scored_trials
 from raycloud.spec import Environment, choose
 from raycloud.spec.load import dump_minimal
 from raycloud.spec.rundir import replace_text
@@ -50,7 +50,7 @@ from raycloud.tuning.results import (
     Measured,
     Results,
     Trial,
-    front,
+    finalist,
     objectives,
 )
 from raycloud.tuning.search import Search, search
@@ -229,15 +229,7 @@ def _quiet(logger: logging.Logger) -> Iterator[None]:
 
 def _found(job: Job, asked: Sweep, place: Path, results: Results) -> Found:
     """The best of what there is, and its job as a file."""
-    scored = [
-        (trial, values)
-        for trial in results.whole
-        if (values := objectives(trial, asked.minimize, mode=asked.mode, target=asked.target))
-        is not None
-    ]
-    best = front(scored)
-    if len(asked.minimize) == 1:
-        best = best[:1]
+    best = best_of(scored_trials(results.whole, asked), asked)
     chosen = trial_job(job, asked, best[0].point) if best else None
     if chosen is not None:
         replace_text(place / "best.yaml", dump_minimal(chosen))
@@ -304,10 +296,12 @@ class TrialSearcher(Searcher):
             or (asked.money is not None and spent >= asked.money)
         )
 
-    def overtaken(self, result: Mapping[str, Any]) -> bool:
+    def overtaken(self, trial_id: str, result: Mapping[str, Any]) -> bool:
         """Whether a trial cannot be the best any more, where trials end early."""
         asked = self._context.sweep
-        if asked.target is None or asked.scheduler == "none":
+        number, _ = self._begun.get(trial_id, (None, None))
+        whole = number is not None and self.results.trials[number].again is not None
+        if asked.target is None or asked.scheduler == "none" or whole:
             return False
         return self.results.overtaken(result, asked.minimize, asked.target)
 
@@ -338,7 +332,24 @@ class TrialSearcher(Searcher):
             self._looks.tell(key, None)
             self._tell(self.results.add(number, status="failed", why=why))
         self._exhausted = True
-        return None
+        return self._final()
+
+    def _final(self) -> tuple[int, Any] | None:
+        """One of the best once more, by itself, as `train` would have it; None: not now."""
+        asked, trials = self._context.sweep, self.results.trials
+        if self._begun or not asked.finalists:
+            return None
+        begun = {trial.again for trial in trials.values()}
+        one = finalist(scored_trials(self.results.whole, asked), begun, asked.finalists)
+        if one is None:
+            return None
+        with contextlib.suppress(MachineError):
+            self._context.seats.expect(1)
+        number, self._next = self._next, self._next + 1
+        why = f"trial {one.number} once more"
+        told = {"point": dict(one.point), "status": "running", "again": one.number, "why": why}
+        self._tell(self.results.add(number, **told))
+        return number, None
 
     def _begin(self, trial_id: str, number: int, key: Any) -> dict[str, Any]:
         """What Tune hands to the process that drives a trial."""
@@ -346,7 +357,8 @@ class TrialSearcher(Searcher):
         trial = self.results.trials[number]
         before_s = trial.last.seconds if trial.last else 0.0
         point = dict(trial.point)
-        return {"number": number, "point": point, "before_s": before_s, "until": self._until()}
+        told = {"number": number, "point": point, "before_s": before_s, "until": self._until()}
+        return {**told, "whole": trial.again is not None}
 
     def _until(self) -> int | None:
         """The step at which a trial that begins now pauses; None: it does not."""
@@ -509,9 +521,9 @@ class BudgetStopper(tune.Stopper):
         """See `TrialSearcher`."""
         return tune.stopper.NoopStopper, ()
 
-    def __call__(self, _: str, result: dict[str, Any]) -> bool:
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         """Whether one trial is to end."""
-        return self._searcher.overtaken(result)
+        return self._searcher.overtaken(trial_id, result)
 
     def stop_all(self) -> bool:
         """Whether all are: their seats are then given back, so that they end at once."""

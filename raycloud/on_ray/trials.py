@@ -280,8 +280,18 @@ def scheduler_of(context: SweepContext) -> Any:
             reduction_factor=asked.reduction,
         )
     if asked.scheduler == "median":
-        return tune.schedulers.MedianStoppingRule(time_attr="samples", grace_period=grace)
+        return MedianScheduler(time_attr="samples", grace_period=grace)
     return tune.schedulers.FIFOScheduler()
+
+
+class MedianScheduler(tune.schedulers.MedianStoppingRule):
+    """Ends trials that are worse than the median of the others, but for finalists."""
+
+    def on_trial_result(self, controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        """A trial has measured."""
+        if trial.config["whole"]:
+            return str(self.CONTINUE)
+        return str(super().on_trial_result(controller, trial, result))
 
 
 class RungScheduler(tune.schedulers.FIFOScheduler):
@@ -319,6 +329,8 @@ class SpentScheduler(tune.schedulers.FIFOScheduler):
 
     def on_trial_result(self, _: Any, trial: Any, result: dict[str, Any]) -> str:
         """A trial has measured."""
+        if trial.config["whole"]:
+            return str(self.CONTINUE)
         if not math.isfinite(result["measure"]):
             return str(self.STOP)
         goes_on = self._rungs.goes_on(

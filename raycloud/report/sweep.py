@@ -56,8 +56,13 @@ def page(name: str, trials: Sequence[Trial], sweep: Sweep) -> str:
 
 
 def best_of(scored: Sequence[tuple[Trial, tuple[float, ...]]], sweep: Sweep) -> list[Trial]:
-    """The best trial, or with several objectives those that no other beats in all."""
-    return front(scored)[: None if len(sweep.minimize) > 1 else 1]
+    """The best trial, or with several objectives those that no other beats in all.
+
+    Where the best were trained once more, it is the best of those: who was the soonest of many had
+    luck, too.
+    """
+    again = [pair for pair in scored if pair[0].again is not None]
+    return front(again or scored)[: None if len(sweep.minimize) > 1 else 1]
 
 
 def importance(scored: Sequence[tuple[Trial, float]], path: str) -> float | None:

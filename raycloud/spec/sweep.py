@@ -166,6 +166,10 @@ class Sweep(Section):
     """No trial begins later than this; those that run are ended. null: no limit."""
     money: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """The same, of what the machines cost. null: no limit."""
+    finalists: int = Field(default=0, ge=0)
+    """So many of the best trials are trained once more after the others, each by itself and to the
+    target, and the best of those is the best: the same steps take other seconds at another time.
+    Where a `target` is to be reached with the least seconds or money."""
     seed: int = Field(default=0, ge=0)
     """Of what is drawn."""
 
@@ -181,6 +185,10 @@ class Sweep(Section):
         if several and self.scheduler == "median":
             problem = "scheduler median does not go together with several objectives"
             raise wrong(problem, "write `scheduler: asha` or `none`, or one objective")
+        if self.finalists and self.spends not in {"seconds", "money"}:
+            problem = "finalists would come to the same once more: neither seconds nor money decide"
+            hint = "leave it out, or write a `target` and `minimize: [seconds]`"
+            raise wrong(problem, hint)
         if self.searcher == "nsga2" and not several:
             raise wrong("searcher nsga2 is for several objectives", "write `searcher: tpe`")
         if self.searcher == "pbt":

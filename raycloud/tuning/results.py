@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -72,6 +72,7 @@ class Trial:
         measured: Each measurement.
         why: Of a failure, or of an end.
         fork: Where it began; None: by itself.
+        again: The trial whose point it trains once more, to see who is best; None: none.
     """
 
     number: int
@@ -80,6 +81,7 @@ class Trial:
     measured: tuple[Measured, ...] = ()
     why: str = ""
     fork: Fork | None = None
+    again: int | None = None
 
     @property
     def last(self) -> Measured | None:
@@ -144,10 +146,11 @@ class Results:
             measured=measured,
             why=record.get("why", before.why),
             fork=Fork(**record["fork"]) if "fork" in record else before.fork,
+            again=record.get("again", before.again),
         )
 
     def add(self, trial: int, **said: Any) -> Trial:
-        """Keep what is said of a trial: `point`, `status`, `measured`, `why` or `fork`."""
+        """Keep what is said of a trial, by the names of its attributes."""
         for name in said.keys() & {"measured", "fork"}:
             said[name] = asdict(said[name])
         record = {"format": FORMAT, "trial": trial, **said}
@@ -201,6 +204,15 @@ def objectives(
             return None
         found.append(-value if name == "measure" and mode == "max" else value)
     return tuple(found) if all(map(math.isfinite, found)) else None
+
+
+def finalist(
+    scored: Iterable[tuple[Trial, tuple[float, ...]]], begun: Collection[int | None], many: int
+) -> Trial | None:
+    """Which of the so many best trials is trained once more now; None: `begun` has them all."""
+    every = sorted(scored, key=lambda pair: pair[1])
+    first = [trial for trial, _ in every if trial.again is None][:many]
+    return next((trial for trial in first if trial.number not in begun), None)
 
 
 def front(scored: Iterable[tuple[Trial, tuple[float, ...]]]) -> list[Trial]:

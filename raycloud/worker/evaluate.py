@@ -1,10 +1,11 @@
-"""Measures the held-out samples: each member its part."""
+"""Measures the held-out samples: each member its share."""
 
 from __future__ import annotations
 
 import contextlib
+import heapq
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,21 +34,42 @@ def evaluate(  # the measured model and who measures which part of what
     samples: Samples,
     *,
     rank: int,
-    size: int,
+    shares: Sequence[int],
 ) -> dict[str, Metric]:
-    """Metrics of every `size`-th held-out batch, from batch `rank` on.
+    """Metrics of the held-out batches that fall to member `rank` of those with these shares.
 
     Batches are cut by `job.evaluate.batch` alone, so that merged metrics do not depend on the
-    number of members, and random numbers are seeded by batch. The model's state is as it was
-    afterwards. `TaskError`: the task's code raised.
+    members, and random numbers are seeded by batch. The model's state is as it was afterwards.
+    `TaskError`: the task's code raised.
     """
     count = len(samples)
     if job.evaluate.max_samples is not None:
         count = min(count, job.evaluate.max_samples)
     cut = job.evaluate.batch
-    starts = range(rank * cut, count, size * cut)
-    spans = [(start, min(start + cut, count)) for start in starts]
+    starts = range(0, count, cut)
+    mine = [
+        start for start, to in zip(starts, dealt(len(starts), shares), strict=True) if to == rank
+    ]
+    spans = [(start, min(start + cut, count)) for start in mine]
     return merge_all(_measured(job, task, model, samples, spans))
+
+
+def dealt(batches: int, shares: Sequence[int]) -> list[int]:
+    """To whom each batch goes, so that members of such shares of a step are done the soonest.
+
+    >>> dealt(5, [1, 1]), dealt(4, [18, 8, 3, 3]), dealt(2, [0, 0])
+    ([0, 1, 0, 1, 0], [0, 0, 1, 0], [0, 1])
+    """
+    if not any(shares):
+        shares = [1] * len(shares)
+    done_at = [(1 / share, rank) for rank, share in enumerate(shares) if share]
+    heapq.heapify(done_at)
+    found = []
+    for _ in range(batches):
+        at, rank = done_at[0]
+        found.append(rank)
+        heapq.heapreplace(done_at, (at + 1 / shares[rank], rank))
+    return found
 
 
 def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Metric]:

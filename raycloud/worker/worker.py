@@ -410,8 +410,8 @@ class Worker:
             self._replica.settle()  # a newcomer gets the parameters that are trained
         with evaluating(self._replica.optimizer):
             if held_out is not None:
-                rank, size = seat.part, len(seat.holders)
-                metrics = evaluate(job, self._task, model, held_out, rank=rank, size=size)
+                shares = [seat.shares[seat.members.index(member)] for member in seat.holders]
+                metrics = evaluate(job, self._task, model, held_out, rank=seat.part, shares=shares)
                 states = states_of(metrics)
             text = show_sample(job, self._task, model) if last else None
         if step == seat.last_step:

@@ -20,6 +20,7 @@ from raycloud.data.cache import BlockCache
 from raycloud.data.index import TRAIN
 from raycloud.errors import JobError
 from raycloud.events import DataPrepared, MemberReady, StepsCommitted
+from raycloud.on_ray.provider import RayProvider
 from tests.live import asked as small
 from tests.live import events, exact_steps, of_kind, wait_for
 from tests.live_data import Points, asked, here, ids_of, killed, provided, provider, written
@@ -111,8 +112,8 @@ def read(
 
 
 @pytest.mark.full(only="other nodes are asked nothing where all blocks are here")
-def test_other_nodes_are_told_later_where_all_blocks_are_here(two: Two, tmp_path: Path) -> None:
-    """Their processes would take the time in which workers start."""
+def test_other_nodes_are_asked_nothing_where_all_blocks_are_here(two: Two, tmp_path: Path) -> None:
+    """Their processes would take the time of workers; these claim what they read themselves."""
     written(tmp_path / "data")
     job = asked(tmp_path, data={"cache": {}, "cpus": 1})
     with provider(job) as one:
@@ -122,7 +123,11 @@ def test_other_nodes_are_told_later_where_all_blocks_are_here(two: Two, tmp_path
         ready = one._call("prepare")
         assert [*ready.handles] == [two.nodes[0]]
         assert not any(split.made_blocks for split in ready.prepared.values())
-        wait_for("the other", lambda: [*one._call("prepare").handles] == [*two.nodes], seconds=90)
+        there = RayProvider(one._config, two.nodes[1])
+        assert ids_of(provided(there, job).train) == IDS
+        assert there._own is not None
+        assert [*there._own._uses] == [record.id for record in ready.records]
+        assert [*one._call("prepare").handles] == [two.nodes[0]]
 
 
 @pytest.mark.full(only="blocks are fetched from the node that made them")

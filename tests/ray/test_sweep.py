@@ -180,18 +180,24 @@ def test_a_population_goes_on_as_its_best_with_other_rates(tmp_path: Path) -> No
     wait_for("nothing reserved", nothing_reserved, seconds=GONE_S)
 
 
-def test_a_sweep_to_a_target_ends_trials_there(tmp_path: Path) -> None:
+def test_a_sweep_to_a_target_ends_there_and_trains_the_best_once_more(tmp_path: Path) -> None:
     found = sweep(
         tiny(400),
         space=BATCHES,
         searcher="grid",
         target=4.9,
-        minimize=("seconds", "bytes"),
+        minimize=("seconds",),
+        finalists=1,
         trials=4,
         directory=tmp_path / "swept",
     )
     assert {trial.status for trial in found.trials} == {"reached"}
-    assert found.best
+    *_, last = found.trials
+    assert len(found.trials) == 3
+    assert last.again in {0, 1}
+    assert last.point == found.trials[last.again].point
+    assert found.best == (last,)
+    assert max(formed(runs_of(found)[2])) == CPUS  # it has all seats
 
 
 def test_a_killed_worker_is_made_up_for(tmp_path: Path, ray_tmpdir: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.sweep_modes import Images, hypervolume, images, of_many, saved
+from benchmarks.thin_sweep import summary
 
 pytestmark = pytest.mark.unit
 
@@ -44,6 +46,19 @@ def test_what_early_stops_save_is_the_median_over_seeds() -> None:
         for how, samples in (("none", none), ("asha", asha))
     ]
     assert saved(rows) == 4.0
+
+
+def test_a_point_is_sooner_by_its_median() -> None:
+    took = {0: [30.0, 29.0, 31.0], 1: [25.0, 33.0, 32.0], 2: [40.0], 3: [math.inf]}
+    found = summary(0, took, [40.0, 34.0, 36.0], 150.0)
+    assert found["seconds"] == {"best": 30.0, "auto": 36.0, "exact": 150.0}
+    assert (found["than_auto"], found["than_exact"]) == (1.2, 5.0)
+    assert found["kept"]
+    took[1] = [25.0, 29.0, 32.0]
+    found = summary(0, took, [40.0], 150.0)
+    assert found["sooner_than_the_best"] == [1]
+    assert not found["kept"]
+    assert not summary(0, {0: [30.0]}, [32.0], 150.0)["kept"]
 
 
 def test_images_that_are_made_up_are_the_same_each_time() -> None:

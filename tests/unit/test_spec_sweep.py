@@ -45,7 +45,7 @@ def test_the_job_of_a_sweep_is_a_job(tmp_path: Path) -> None:
     assert load_job(file_of(tmp_path, GOOD)).steps == 100
     job, sweep = load_sweep(JOBS / "gpt_sweep.yaml")
     assert sweep.trials == 16
-    assert sweep.space["sync.period"].choice == [16, 8, 4]
+    assert sweep.space["sync.period"].choice == [16, 8]
     points = [asked[1] for asked in iter(Grid(sweep.space).ask, None)]
     assert len(points) == 16 == sweep.trials
     assert all(trial_job(job, sweep, point) for point in points)
@@ -113,6 +113,9 @@ BAD = [
     ({"scheduler": "asha"}, "evaluate.every_steps", "measurements on the way"),
     ({"target": 2.0}, "evaluate.every_steps", "measurements on the way"),
     ({"minimize": ["seconds", "seconds"]}, "sweep", "twice"),
+    ({"finalists": 2}, "sweep", "neither seconds nor money decide"),
+    ({"finalists": 2, "target": 2.0, "minimize": ["bytes"]}, "sweep", "neither seconds nor money"),
+    ({"finalists": 2, "minimize": ["seconds"]}, "sweep", "write a `target`"),
     ({"colour": 1}, "sweep.colour", "no such field"),
 ]
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from raycloud.errors import RunDirectoryError
-from raycloud.report.sweep import importance, page
+from raycloud.report.sweep import best_of, importance, page
 from raycloud.spec.sweep import Parameter, Sweep
 from raycloud.tuning.deal import Want, deal
 from raycloud.tuning.population import Population
-from raycloud.tuning.results import Measured, Results, Trial, front, objectives
+from raycloud.tuning.results import Measured, Results, Trial, finalist, front, objectives
 from raycloud.tuning.rungs import Rungs, SpentRungs
 from raycloud.tuning.search import Grid, Random, search
 
@@ -102,7 +102,9 @@ def test_a_log_is_read_back(tmp_path: Path) -> None:
     results.add(0, measured=AT)
     results.add(0, measured=replace(AT, step=20, measure=1.5))
     results.add(0, status="finished")
+    results.add(1, again=0)
     again = Results.open(tmp_path / "sweep.jsonl")
+    assert [trial.again for trial in again.trials.values()] == [None, 0]
     assert again.trials == results.trials
     assert [trial.number for trial in again.whole] == [0]
     assert [trial.number for trial in again.unfinished] == [1]
@@ -182,6 +184,20 @@ def test_the_front_is_who_nobody_beats_in_all() -> None:
     values = [(1.0, 9.0), (2.0, 3.0), (3.0, 3.0), (9.0, 1.0), (2.0, 3.0)]
     scored = [(trial(number), value) for number, value in enumerate(values)]
     assert [one.number for one in front(scored)] == [0, 1, 4, 3]
+
+
+def test_who_of_the_best_is_trained_once_more() -> None:
+    scored = [(trial(number), (value,)) for number, value in enumerate((3.0, 1.0, 2.0, 1.5))]
+    begun: list[int | None] = [None]
+    while (one := finalist(scored, begun, 2)) is not None:
+        begun.append(one.number)
+    assert begun == [None, 1, 3]
+    again = [(replace(trial(4), again=1), (2.5,)), (replace(trial(5), again=3), (1.6,))]
+    assert finalist([*scored, *again], [1, 3], 2) is None
+    to_target = swept(target=2.5, minimize=("seconds",), finalists=2)
+    assert [one.number for one in best_of(scored, to_target)] == [1]
+    assert [one.number for one in best_of([*scored, *again], to_target)] == [5]
+    assert finalist([*scored, (replace(trial(4), again=1), (0.5,))], [1], 2) == trial(3)
 
 
 # ---- seats

@@ -46,7 +46,7 @@ class Measured(NetTask):
 def parts(task: NetTask, model: nn.Module, size: int, **evaluated: Any) -> list[dict[str, Metric]]:
     samples = task.data(None).train
     asked = job(evaluate={"batch": 8, **evaluated})
-    return [evaluate(asked, task, model, samples, rank=r, size=size) for r in range(size)]
+    return [evaluate(asked, task, model, samples, rank=r, shares=[1] * size) for r in range(size)]
 
 
 @pytest.mark.parametrize("size", [2, 3, 20])
@@ -101,7 +101,7 @@ def test_bf16_is_measured_in_bf16() -> None:
 
     task = Looks(double=False)
     samples = task.data(None).train
-    evaluate(job(precision="bf16"), task, task.model(), samples, rank=0, size=1)
+    evaluate(job(precision="bf16"), task, task.model(), samples, rank=0, shares=[1])
     assert set(seen) == {torch.bfloat16}
 
 
@@ -123,7 +123,7 @@ def test_rows_are_gathered_batch_by_batch(size: int) -> None:
     samples: Any = Gathered(task.data(None).train)
     asked = job(evaluate={"batch": 32})
     merged = merge_all(
-        [evaluate(asked, task, model, samples, rank=r, size=size) for r in range(size)]
+        [evaluate(asked, task, model, samples, rank=r, shares=[1] * size) for r in range(size)]
     )
     assert samples.asked == [list(range(32)), list(range(32, 64)), list(range(64, 70))]
     assert merged == merge_all(parts(task, model, size, batch=32))
@@ -185,7 +185,7 @@ def test_buffers_that_measuring_changes_are_put_back(how: str, shares: tuple[int
     for step in range(4):
         if step:  # also within a step that has to wait for another generation
             for rank, replica in enumerate(fleet.replicas):
-                evaluate(asked, task, replica.model, samples, rank=rank, size=len(shares))
+                evaluate(asked, task, replica.model, samples, rank=rank, shares=shares)
                 show_sample(asked, task, replica.model)
         fleet.step(step)
     for replica in fleet.replicas:
@@ -203,7 +203,7 @@ def test_measuring_within_a_step_that_has_to_wait_keeps_what_is_computed() -> No
     fleet.compute(1)
     for rank, replica in enumerate(fleet.replicas):
         replica.suspend()
-        evaluate(asked, Draws(), replica.model, samples, rank=rank, size=2)
+        evaluate(asked, Draws(), replica.model, samples, rank=rank, shares=(5, 3))
     fleet.join(fleet.replicas, (5, 3))
     works = fleet.compute(1, adopted=((), ()))
     for replica, work in zip(fleet.replicas, works, strict=True):
