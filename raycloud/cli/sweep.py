@@ -182,7 +182,8 @@ def _line(results: Results, trial: Trial, sweep: Sweep) -> str:
     if trial.last is not None:
         last = f" {sweep.measure} {trial.last.measure:.{_DIGITS}g}"
     why = f": {trial.why}" if trial.why else ""
-    text = f"[{over}/{sweep.trials}] trial {trial.number} {trial.status}{last}  {values}{why}"
+    most = max(sweep.trials, len(results.trials))
+    text = f"[{over}/{most}] trial {trial.number} {trial.status}{last}  {values}{why}"
     return printable_line(text)
 
 
@@ -196,12 +197,14 @@ def _ranked(trials: list[Trial], sweep: Sweep) -> list[Trial]:
 
     def key(trial: Trial) -> tuple[Any, ...]:
         found = objectives(trial, sweep.minimize, mode=sweep.mode, target=sweep.target)
-        return (found is None, found or (), trial.number)
+        return (found is None, trial.again is None, found or (), trial.number)
 
     return sorted(trials, key=key)
 
 
 def _rows(trials: list[Trial], sweep: Sweep) -> list[str]:
+    from raycloud.report.sweep import status_of
+
     head = ("trial", "status", "step", sweep.measure, "seconds", "sent", *sweep.space)
     rows = [head]
     for trial in trials:
@@ -211,7 +214,7 @@ def _rows(trials: list[Trial], sweep: Sweep) -> list[str]:
             measure = f"{last.measure:.{_DIGITS}g}"
             came = (str(last.step), measure, f"{last.seconds:.1f}", byte_count(last.bytes))
         values = (printable_line(str(trial.point.get(path, ""))) for path in sweep.space)
-        rows.append((str(trial.number), trial.status, *came, *values))
+        rows.append((str(trial.number), status_of(trial), *came, *values))
     return [*table(rows, left=(False, True, *[False] * 4, *[True] * len(sweep.space)))]
 
 

@@ -138,6 +138,7 @@ class MemberActor:
             self._term, self._number, self._member = term + 1, -1, None
             self._begun.clear()
             self._log.fetch()
+            self._provider.close()
             del self._provider, self._outbox
         gc.collect()
 

@@ -68,6 +68,12 @@ class NodeBlocks:
             if one.id not in self._uses:
                 self._uses[one.id] = self.cache.use(one, self.clock, f"run {self.job.name}")
 
+    def close(self) -> None:
+        """Use none of them any more."""
+        while self._uses:
+            _, use = self._uses.popitem()
+            use.close()
+
     def complete(self, data_sets: Sequence[DataSet]) -> None:
         """All blocks of these data sets are there, on this node or another. Makes room on disk."""
         for one in data_sets:
@@ -187,7 +193,7 @@ class ClusterBlocks:
     """The blocks of all nodes that were alive when this was made.
 
     Processes of other nodes are begun where something is asked of them, and not before: on a slow
-    node one takes as long to start as dozens of steps, and the time for it from the workers there.
+    node one takes as long to start as dozens of steps, and takes that time from the workers there.
 
     Args:
         own: Those of the node this process is on.

@@ -5,6 +5,7 @@ What reads blocks is loaded where there are some: a task with samples of its own
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
@@ -155,7 +156,7 @@ class RayProvider:
         """The samples of grown data: see `Provider.grown`."""
         index: Index = self._call("grown", version)
         self._inputs, self._version = index.inputs, version
-        self._connect(self._call("prepare"))
+        self._claim(self._call("prepare"))
         self._warm()
         return self._samples(index)
 
@@ -204,18 +205,34 @@ class RayProvider:
         return table
 
     def _connect(self, ready: Ready) -> None:
-        from raycloud.on_ray.block_store import BlockFetcher, NodeBlocks, cache_of
+        from raycloud.on_ray.block_store import BlockFetcher, cache_of
 
         for what, detail in ready.notices:
             self._notice(what, **detail)
-        job, task = self._config.job, self._config.task
-        cache = cache_of(job)
+        cache = cache_of(self._config.job)
         self._handles = ready.handles
-        if self._node not in ready.handles:
-            self._own = self._own or NodeBlocks(task, job, self._node, SystemClock())
+        self._claim(ready)
+        self._fetcher = BlockFetcher(cache, self._node, ready.handles, self._notice)
+
+    def _claim(self, ready: Ready) -> None:
+        """Use the data on this node, where no process of the pipeline does."""
+        from raycloud.on_ray.block_store import NodeBlocks
+
+        if self._node in ready.handles:
+            return
+        job, task = self._config.job, self._config.task
+        self._own = self._own or NodeBlocks(task, job, self._node, SystemClock())
+        try:
             self._own.claim(ready.records)
             self._own.complete(ready.records)
-        self._fetcher = BlockFetcher(cache, self._node, ready.handles, self._notice)
+        except MachineError as error:  # what is in the cache can be read all the same
+            self._notice("others do not see that the data is in use here", why=error.message)
+
+    def close(self) -> None:
+        """Others may remove what was used here."""
+        if self._own is not None:
+            with contextlib.suppress(MachineError, OSError):  # they find out that this has ended
+                self._own.close()
 
     def _connected(self) -> BlockFetcher:
         if self._fetcher is None:

@@ -270,6 +270,9 @@ class TrialSearcher(Searcher):
         super().__init__(metric="measure", mode=context.sweep.mode)
         self._context, self._looks, self.results = context, looks, results
         self._parallel, self._listener = parallel, listener
+        for one in results.unfinished:
+            if one.again is not None:  # what it took is not comparable: another one begins
+                results.add(one.number, status="stopped", why="it was broken off")
         self._left: list[tuple[int, Any]] = [(one.number, None) for one in results.unfinished]
         self._begun: dict[str, tuple[int, Any]] = {}
         self._tries: dict[int, int] = {}
@@ -323,7 +326,7 @@ class TrialSearcher(Searcher):
 
         A point that the job refuses is a trial that has failed.
         """
-        while self._next < self._context.sweep.trials and (asked := self._looks.ask()) is not None:
+        while self._asks and (asked := self._looks.ask()) is not None:
             key, point = asked
             number, self._next = self._next, self._next + 1
             self._tell(self.results.add(number, point=point, status="running"))
@@ -334,12 +337,21 @@ class TrialSearcher(Searcher):
         self._exhausted = True
         return self._final()
 
+    @property
+    def _asks(self) -> bool:
+        """Whether there are to be more points."""
+        points = sum(trial.again is None for trial in self.results.trials.values())
+        return points < self._context.sweep.trials
+
     def _final(self) -> tuple[int, Any] | None:
         """One of the best once more, by itself, as `train` would have it; None: not now."""
         asked, trials = self._context.sweep, self.results.trials
         if self._begun or not asked.finalists:
             return None
-        begun = {trial.again for trial in trials.values()}
+        finals = [trial for trial in trials.values() if trial.again is not None]
+        broken = [trial.again for trial in finals if trial.status == "stopped"]
+        begun = {trial.again for trial in finals if trial.status != "stopped"}
+        begun |= {number for number in broken if broken.count(number) >= _TRIES}
         one = finalist(scored_trials(self.results.whole, asked), begun, asked.finalists)
         if one is None:
             return None
@@ -392,7 +404,10 @@ class TrialSearcher(Searcher):
         if status == PAUSED:
             self._tries[number] = 0
             return
-        if status == BROKEN and self._tries[number] < _TRIES:  # it goes on, elsewhere
+        final = self.results.trials[number].again is not None
+        if status == BROKEN and final:  # what it took is not comparable: another one begins
+            status = "stopped"
+        elif status == BROKEN and self._tries[number] < _TRIES:  # it goes on, elsewhere
             self._left.append((number, key))
             return
         status = "failed" if status == BROKEN else status
@@ -402,7 +417,7 @@ class TrialSearcher(Searcher):
             self._looks.tell(key, values)
         else:
             self._looks.remember(trial.point, values)
-        more = self._left or (not self._exhausted and self._next < self._context.sweep.trials)
+        more = self._left or (not self._exhausted and self._asks)
         with contextlib.suppress(MachineError):
             self._context.seats.expect(self._parallel if more else len(self._begun))
         self._tell(trial)

@@ -58,11 +58,16 @@ def page(name: str, trials: Sequence[Trial], sweep: Sweep) -> str:
 def best_of(scored: Sequence[tuple[Trial, tuple[float, ...]]], sweep: Sweep) -> list[Trial]:
     """The best trial, or with several objectives those that no other beats in all.
 
-    Where the best were trained once more, it is the best of those: who was the soonest of many had
-    luck, too.
+    Where the best were trained once more, it is the best of those: one run of many is the fastest
+    partly by chance.
     """
     again = [pair for pair in scored if pair[0].again is not None]
     return front(again or scored)[: None if len(sweep.minimize) > 1 else 1]
+
+
+def status_of(trial: Trial) -> str:
+    """Its status, and which other one it repeats."""
+    return trial.status if trial.again is None else f"{trial.status}, {trial.again} again"
 
 
 def importance(scored: Sequence[tuple[Trial, float]], path: str) -> float | None:
@@ -90,7 +95,7 @@ def importances(
     scored: Sequence[tuple[Trial, tuple[float, ...]]], sweep: Sweep
 ) -> list[tuple[str, float]]:
     """The `importance` of each field for the first objective, where it is known; largest first."""
-    first = [(trial, values[0]) for trial, values in scored]
+    first = [(trial, values[0]) for trial, values in scored if trial.again is None]
     found = [(path, importance(first, path)) for path in sweep.space]
     known = [(path, value) for path, value in found if value is not None]
     return sorted(known, key=lambda pair: -pair[1])
@@ -141,7 +146,7 @@ def _table(trials: Sequence[Trial], sweep: Sweep, best: set[int]) -> str:
                 byte_count(last.bytes),
             )
         given = (str(trial.point.get(path, "")) for path in sweep.space)
-        cells = (str(trial.number), trial.status, *came, *given)
+        cells = (str(trial.number), status_of(trial), *came, *given)
         kind = ' class="best"' if trial.number in best else ""
         rows.append(f"<tr{kind}>" + "".join(f"<td>{html.escape(c)}</td>" for c in cells) + "</tr>")
     return f"<table>{''.join(rows)}</table>"

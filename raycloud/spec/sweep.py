@@ -167,9 +167,9 @@ class Sweep(Section):
     money: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """The same, of what the machines cost. null: no limit."""
     finalists: int = Field(default=0, ge=0)
-    """So many of the best trials are trained once more after the others, each by itself and to the
-    target, and the best of those is the best: the same steps take other seconds at another time.
-    Where a `target` is to be reached with the least seconds or money."""
+    """So many of the best trials are trained once more after the others, one at a time. The best of
+    these is the best of the sweep: the same steps take other seconds at another time. It needs a
+    `target`, and seconds or money to be the only thing in `minimize`."""
     seed: int = Field(default=0, ge=0)
     """Of what is drawn."""
 

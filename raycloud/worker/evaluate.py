@@ -55,7 +55,7 @@ def evaluate(  # the measured model and who measures which part of what
 
 
 def dealt(batches: int, shares: Sequence[int]) -> list[int]:
-    """To whom each batch goes, so that members of such shares of a step are done the soonest.
+    """The rank that measures each batch: batches are dealt in proportion to shares of a step.
 
     >>> dealt(5, [1, 1]), dealt(4, [18, 8, 3, 3]), dealt(2, [0, 0])
     ([0, 1, 0, 1, 0], [0, 0, 1, 0], [0, 1])

@@ -127,6 +127,8 @@ def test_other_nodes_are_asked_nothing_where_all_blocks_are_here(two: Two, tmp_p
         assert ids_of(provided(there, job).train) == IDS
         assert there._own is not None
         assert [*there._own._uses] == [record.id for record in ready.records]
+        there.close()
+        assert not there._own._uses
         assert [*one._call("prepare").handles] == [two.nodes[0]]
 
 

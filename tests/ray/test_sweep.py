@@ -26,7 +26,7 @@ from raycloud.spec.load import dump_minimal, load_job
 from raycloud.spec.sections import RoleResources
 from raycloud.spec.sweep import load_sweep
 from raycloud.spec.yaml_text import write
-from raycloud.tuning.results import Results, Trial
+from raycloud.tuning.results import STOP, Results, Trial
 from tests.live import (
     RAYCLOUD,
     asked,
@@ -181,23 +181,21 @@ def test_a_population_goes_on_as_its_best_with_other_rates(tmp_path: Path) -> No
 
 
 def test_a_sweep_to_a_target_ends_there_and_trains_the_best_once_more(tmp_path: Path) -> None:
-    found = sweep(
-        tiny(400),
-        space=BATCHES,
-        searcher="grid",
-        target=4.9,
-        minimize=("seconds",),
-        finalists=1,
-        trials=4,
-        directory=tmp_path / "swept",
-    )
-    assert {trial.status for trial in found.trials} == {"reached"}
-    *_, last = found.trials
-    assert len(found.trials) == 3
+    """A final that was broken off tells nothing: on resume another one begins."""
+    place = tmp_path / "swept"
+    told: Any = {"space": BATCHES, "searcher": "grid", "target": 4.9, "minimize": ("seconds",)}
+    told |= {"finalists": 1, "trials": 4, "directory": place}
+    once = Once((place / STOP).touch, trial=2)
+    assert sweep(tiny(400), **told, listener=once).trials[2].status != "reached"
+    found = sweep(tiny(400), **told, resume=True)
+    assert [one.status for one in found.trials] == ["reached", "reached", "stopped", "reached"]
+    last = found.trials[3]
     assert last.again in {0, 1}
     assert last.point == found.trials[last.again].point
     assert found.best == (last,)
-    assert max(formed(runs_of(found)[2])) == CPUS  # it has all seats
+    assert max(formed(runs_of(found)[3])) == CPUS  # it has all seats
+    shown = CliRunner().invoke(cli.app, ["sweep", "show", str(place)]).output
+    assert f"reached, {last.again} again" in shown.splitlines()[1]
 
 
 def test_a_killed_worker_is_made_up_for(tmp_path: Path, ray_tmpdir: Path) -> None:

@@ -49,7 +49,7 @@ def test_what_early_stops_save_is_the_median_over_seeds() -> None:
 
 
 def test_a_point_is_sooner_by_its_median() -> None:
-    took = {0: [30.0, 29.0, 31.0], 1: [25.0, 33.0, 32.0], 2: [40.0], 3: [math.inf]}
+    took = {0: [30.0, 29.0, 31.0], 1: [25.0, 33.0, 32.0], 2: [29.5], 3: [math.inf]}
     found = summary(0, took, [40.0, 34.0, 36.0], 150.0)
     assert found["seconds"] == {"best": 30.0, "auto": 36.0, "exact": 150.0}
     assert (found["than_auto"], found["than_exact"]) == (1.2, 5.0)
@@ -59,6 +59,7 @@ def test_a_point_is_sooner_by_its_median() -> None:
     assert found["sooner_than_the_best"] == [1]
     assert not found["kept"]
     assert not summary(0, {0: [30.0]}, [32.0], 150.0)["kept"]
+    assert not summary(0, {0: [30.0]}, [math.nan], 150.0)["kept"]
 
 
 def test_images_that_are_made_up_are_the_same_each_time() -> None:
