@@ -180,6 +180,7 @@ def test_a_population_goes_on_as_its_best_with_other_rates(tmp_path: Path) -> No
     wait_for("nothing reserved", nothing_reserved, seconds=GONE_S)
 
 
+@pytest.mark.full
 def test_a_sweep_to_a_target_ends_there_and_trains_the_best_once_more(tmp_path: Path) -> None:
     """A final that was broken off tells nothing: on resume another one begins."""
     place = tmp_path / "swept"
