@@ -352,9 +352,9 @@ class Loop:
         """The count, with what its exchange tells of the gradients' noise, if it was looked at."""
         if not math.isfinite(exchanged.own * exchanged.norm):
             return count
-        members = sum(share > 0 for share in self.seat.shares)
         plain = not (self._context.replica.local or count.skips or not count.micro_batches)
-        if members > 1 and plain:
+        full = count.samples == self._context.job.global_batch  # else not all have a part of it
+        if plain and full and (members := sum(share > 0 for share in self.seat.shares)) > 1:
             part = count.micro_batches / count.computed
             count.noise, count.signal = noise_and_signal(
                 exchanged.own, exchanged.norm, part=part, samples=count.samples, members=members
