@@ -119,7 +119,8 @@ def both(
 ) -> Iterator[tuple[list[Trial], Row]]:
     """Sweeps with and without early stops, of the same points; the first turn goes round."""
     fields |= {"trials": 6 if asked.quick else 16, "parallel": fields.get("parallel", AT_ONCE)}
-    fields |= {"grace_steps": 10 if asked.quick else 20}
+    fields.setdefault("grace_steps", 20)
+    fields |= {"grace_steps": 10} if asked.quick else {}
     for turn, seed in enumerate(asked.seeds[:1] if asked.quick else asked.seeds):
         for scheduler in ("none", "asha")[:: 1 if turn % 2 else -1]:
             told = {**fields, "scheduler": scheduler, "seed": seed}
@@ -141,7 +142,8 @@ def asha(asked: Asked, place: Path) -> dict[str, Any]:
         "clip_norm": {"choice": [0.3, 1.0, 3.0]},
     }
     rows, points = [], {}
-    for trials, row in both(job, asked, place, space=space):
+    # As long as the longest warm-up: before, a trial that warms up slowly looks worse than it is.
+    for trials, row in both(job, asked, place, space=space, grace_steps=80):
         whole = [t for t in trials if t.status == "finished" and t.last is not None]
         best = min(whole, key=lambda t: t.last.measure if t.last else math.inf)
         points[row["seed"], row["scheduler"]] = best.point
