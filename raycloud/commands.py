@@ -28,7 +28,7 @@ class Reshare:
     """
 
     generation: int
-    shares: tuple[int, ...]
+    shares: tuple[float, ...]
     caught_up: tuple[int, ...] = ()
 
 
@@ -71,7 +71,7 @@ class Meet:
 
     generation: int
     members: tuple[int, ...]
-    shares: tuple[int, ...]
+    shares: tuple[float, ...]
     following: tuple[int, ...] = ()
     keys: tuple[WorkerKey, ...] = ()
     sync: SyncPoint | None = None
@@ -140,7 +140,7 @@ class Form:
 
     generation: int
     members: tuple[int, ...]
-    shares: tuple[int, ...]
+    shares: tuple[float, ...]
     step: int
     settled: int = 0
     following: tuple[int, ...] = ()

@@ -236,7 +236,7 @@ class GenerationFormed:
 
     generation: int
     members: tuple[int, ...]
-    shares: tuple[int, ...]
+    shares: tuple[float, ...]
     first_step: int
     keys: tuple[WorkerKey, ...] = ()
     kept: int = 0
@@ -270,18 +270,17 @@ class StepsCommitted:
     batches, `weight` the sum, `grad_norm` the last step's. Seconds are sums over the steps:
     computing, waiting for data, for the exchange (in that, `lane_s`: for the control lane); in
     other threads, `read_s` of samples, `collate_s` of batches; `overlap_s` of an exchange that
-    goes on while the member computes. Byte counts are this member's own,
-    of gradients alone: sent (`bytes_last` with the last message), and what it would have sent
-    uncompressed, by the ring's formula. `skips` are records of what these steps took and did not
-    count: see `order.Skip`. `micro_batches` are this member's own; `computed` are those of all
-    members, as they told each other before the steps counted. `residual` is the norm of what
-    encoding has lost here, and is kept for the next step. `noise` and `signal` are this member's
-    parts of two sums over some of the steps: of the trace of the covariance of one sample's
-    gradient, and of the squared norm of its mean. From commit to commit a step took `typical_s`,
-    the median (0: nobody has looked). Meters of its node say that it took `energy_j` joules; 0:
-    none can be read. Of a node whose GPU alone has one, it is `gpu_only`. Its process takes
-    `memory_bytes` (0: unknown), and `gpu_bytes` on its GPU at most, which was busy for the part
-    `gpu_busy` of the last moment.
+    goes on while the member computes. Byte counts are this member's own, of gradients alone: sent
+    (`bytes_last` with the last message), and what a ring would have sent uncompressed. `skips` are
+    records of what these steps took and did not count: see `order.Skip`. `micro_batches` are this
+    member's own; `computed` are those of all members, as they told each other before the steps
+    counted. `residual` is the norm of what encoding has lost here, and is kept for the next step.
+    `noise` and `signal` are this member's parts of two sums over some of the steps: of the trace of
+    the covariance of one sample's gradient, and of the squared norm of its mean. From commit to
+    commit a step took `typical_s`, the median (0: unknown); at most `period` steps were exchanged
+    together. Meters of its node say that it took `energy_j` joules; 0: none can be read. Of a node
+    whose GPU alone has one, it is `gpu_only`. Its process takes `memory_bytes` (0: unknown), and
+    `gpu_bytes` on its GPU at most, which was busy for the part `gpu_busy` of the last moment.
     """
 
     member: int
@@ -313,6 +312,7 @@ class StepsCommitted:
     noise: float = 0.0
     signal: float = 0.0
     typical_s: float = 0.0
+    period: int = 1
     energy_j: float = 0.0
     memory_bytes: int = 0
     gpu_bytes: int = 0

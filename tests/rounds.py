@@ -9,7 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from raycloud.net.lane import Lane, LaneReport
-from raycloud.order import MicroBatch, Order, Position, Round, Steps, assign, round_at, stream_seed
+from raycloud.order import (
+    MicroBatch,
+    Order,
+    Position,
+    Round,
+    Steps,
+    assign,
+    round_at,
+    stream_seed,
+    whole_shares,
+)
 from raycloud.recovery.quorum import adopt
 from raycloud.spec import Job
 from raycloud.step.collate import StepWork
@@ -52,7 +62,7 @@ class RoundFleet(Fleet):
             for at, span in enumerate(whole.spans[:until]):
                 plain = self.steps.span(span.step, Position(epoch=span.epoch, offset=span.start))
                 every = plain.micro_batches
-                mine = assign(self.shares, len(every)).of(rank)
+                mine = assign(whole_shares(self.shares, span.step), len(every)).of(rank)
                 mine = dealt[span.step][rank] if dealt else mine
                 passes = self.collate.passes([every[k] for k in mine], self.fuse)
                 work = StepWork(span=plain, passes=passes).within(span)
@@ -163,7 +173,7 @@ class Plain:
 def simulated_rounds(
     asked: Job,
     task: NetTask,
-    shares: Sequence[int],
+    shares: Sequence[float],
     ends: Sequence[int],
     *,
     without: Callable[[MicroBatch], bool] = lambda _: False,
@@ -191,7 +201,7 @@ def simulated_rounds(
         while step < end:
             span = cut.span(step, at)
             step, at = step + 1, cut.after(span)
-            dealt = assign(shares, len(span.micro_batches))
+            dealt = assign(whole_shares(shares, step - 1), len(span.micro_batches))
             for rank, one in enumerate(members):
                 mine = (span.micro_batches[k] for k in dealt.of(rank))
                 one.step([m for m in mine if not without(m)])

@@ -40,7 +40,7 @@ def form(state: JobState) -> Iterator[Command]:
 
 
 def meet(
-    state: JobState, members: Sequence[Member], shares: tuple[int, ...], step: int
+    state: JobState, members: Sequence[Member], shares: tuple[float, ...], step: int
 ) -> Iterator[Command]:
     """These meet where nobody has computed before: all have the same state, and begin at `step`."""
     membership, group = state.membership, tuple(m.number for m in members)
@@ -387,7 +387,7 @@ def complete(state: JobState, outstanding: Outstanding, step: int) -> Iterator[C
 
 def fit(
     state: JobState, members: tuple[int, ...], following: Collection[int] = ()
-) -> tuple[int, ...]:
+) -> tuple[float, ...]:
     """Shares of these members, by rank; those that are `following` have none."""
     known = state.membership.members
     computing = [n for n in members if n not in following]

@@ -112,7 +112,7 @@ class Control:
         return self._state.membership.keys_of(generation)
 
     @property
-    def shares(self) -> tuple[int, ...]:
+    def shares(self) -> tuple[float, ...]:
         """Micro-batches per step of each member of `group`."""
         return self._state.membership.shares
 

@@ -133,7 +133,7 @@ class Membership:
     members: dict[int, Member] = field(default_factory=dict)
     roster: Roster = field(default_factory=Roster)
     group: tuple[int, ...] = ()
-    shares: tuple[int, ...] = ()
+    shares: tuple[float, ...] = ()
     following: frozenset[int] = frozenset()
     formed_as: int = 0
     groups: dict[int, dict[int, WorkerKey]] = field(default_factory=dict)
@@ -393,7 +393,7 @@ class Membership:
     def form(
         self,
         group: tuple[int, ...],
-        shares: tuple[int, ...],
+        shares: tuple[float, ...],
         generation: int,
         following: frozenset[int] = frozenset(),
     ) -> None:

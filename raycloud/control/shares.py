@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from raycloud.events import Noticed
-from raycloud.order import deal
+from raycloud.order import PARTS, deal
 from raycloud.planner.expected import FITTED, ExpectedSpeed
 from raycloud.planner.shares import (
     better_shares,
@@ -29,6 +30,7 @@ _FAR = 2.0  # times as long as known
 _LOOKS = 2  # a gain must be seen this often in a row
 _LONG_STEPS, _LONG_S = 8, 5.0  # that a report is of, if it is no odd moment's
 _LARGE_GAIN = 0.1  # of a step's seconds
+_FINE_GAIN = 0.02  # of a round's: those of many steps
 _TRY_EVERY = 40.0  # times what a step takes more with a micro-batch for who was idle: it takes two
 _TRY_S = 20.0
 _SAYS = 8  # members, in a note
@@ -47,11 +49,14 @@ class Resharing:
     as that of the slowest errs a change must be worth more (see `planner.shares.dead_band`).
 
     A change must be worth it in two looks in a row, so that one odd moment moves no work; in one by
-    reports of rounds, which are long. Where a member's speed has a new level, which no odd moment
-    makes, a large gain is taken at once.
+    reports of rounds, which are long. Two rounds in a row tell a small gain, too. Where a member's
+    speed has a new level, which no odd moment makes, a large gain is taken at once.
 
     Who is left idle, since one micro-batch of it would hold all up, gets one now and then: so it is
     noticed that it has recovered. That costs a tenth of the time at most.
+
+    Members that meet once in a round need not all end each of its steps at the same time: shares
+    have sixteenths of micro-batches there, and some steps one more than others.
 
     Attributes:
         changed: Some speed has, for good, since the last look.
@@ -67,6 +72,8 @@ class Resharing:
         self._tried: int | None = None  # who was idle, and is to be measured
         self._told: dict[int, str] = {}  # which forecast was said to be used, by member
         self.changed = self._long = False
+        self._in_rounds: set[int] = set()  # members whose last report was of a round
+        self._parts = 1  # of a micro-batch, that shares were in at the last look
 
     def know(self, ready: MemberReady) -> None:
         """Take in what a member that is new has measured before it was ready."""
@@ -84,12 +91,16 @@ class Resharing:
         """What is known of a member's speed is known of another: it is the same process."""
         if before in self._estimates:
             self._estimates[member] = self._estimates[before]
+            if before in self._in_rounds:
+                self._in_rounds.add(member)
             self._note(member, self._estimates[member])
 
     def observe(self, report: StepsCommitted) -> None:
         """Take in a member's measured seconds."""
         steps = report.last_step - report.first_step
         if self._fits and steps > 0 and report.micro_batches > 0:
+            if (report.member in self._in_rounds) != (report.period > 1):
+                self._take_turn(report, steps)
             estimate = self._estimates[report.member]
             self.changed |= estimate.observe(report.micro_batches, steps, report.compute_s)
             self._note(report.member, estimate)
@@ -98,6 +109,22 @@ class Resharing:
                 known_s = estimate.speed.seconds(report.micro_batches / steps)
                 self._tried, slow = None, report.compute_s / steps > known_s / _FAR
                 self.changed |= slow  # else it has to be seen a few times more
+
+    def _take_turn(self, report: StepsCommitted, steps: int) -> None:
+        """Rounds begin, or are over. In one no step has an exchange beside it: speed is another."""
+        self._in_rounds ^= {report.member}
+        if report.period > 1 and report.compute_s > 0:
+            before, share = self._estimates[report.member].speed, report.micro_batches / steps
+            part = report.compute_s / steps / before.seconds(share)
+            now = replace(
+                before, fixed_s=before.fixed_s * part, micro_batch_s=before.micro_batch_s * part
+            )
+            grey = self._settings.max_workers <= _GREY_MOST
+            self._estimates[report.member] = ExpectedSpeed(now, grey=grey)
+
+    def _parts_of(self, group: Sequence[int]) -> int:
+        """Of a micro-batch, that shares may be in."""
+        return PARTS if self._in_rounds.issuperset(group) else 1
 
     def foresee(self, behind: Mapping[int, tuple[int, float]]) -> None:
         """Take in who has said, in the midst of a share, that it takes far longer than usual.
@@ -145,7 +172,22 @@ class Resharing:
         speeds, gain = self._speeds([m.number for m in members]), self._settings.reshare_gain
         return first_shares(speeds, self._settings.micro_batches, gain=gain)
 
-    def fit(self, members: Sequence[Member]) -> tuple[int, ...]:
+    def _better(
+        self, shares: Sequence[float], speeds: Speeds, gain: float, parts: int
+    ) -> tuple[float, ...] | None:
+        """Shares that shorten the step by the gain, also in parts where members meet in rounds.
+
+        Shares in parts are never right where they do not: they are replaced whatever the gain.
+        """
+        every = self._settings.micro_batches
+        if parts > 1:
+            now = [int(share * parts) for share in shares]
+            better = better_shares(now, _in_parts(speeds, parts), every * parts, gain=gain)
+            if better is None or (found := _of_parts(better, parts)):
+                return None if better is None else found
+        return better_shares([*map(int, shares)], speeds, every, gain=gain)
+
+    def fit(self, members: Sequence[Member]) -> tuple[float, ...]:
         """The best shares of these members, by rank, as their speeds are known now.
 
         Everyone has something to compute, where there is enough: so it becomes known how fast a
@@ -153,8 +195,13 @@ class Resharing:
         """
         if not self._fits:
             return self._asked([m.slot for m in members])
-        speeds = self._speeds([m.number for m in members])
-        shares = np.array(fit_shares(speeds, self._settings.micro_batches))
+        group, every = [m.number for m in members], self._settings.micro_batches
+        speeds = self._speeds(group)
+        if (parts := self._parts_of(group)) > 1:
+            fine = _of_parts(fit_shares(_in_parts(speeds, parts), every * parts), parts)
+            if fine:
+                return fine
+        shares = np.array(fit_shares(speeds, every))
         for idle in np.flatnonzero(shares == 0):
             most = shares.argmax()
             if shares[most] > 1:
@@ -163,8 +210,8 @@ class Resharing:
         return tuple(shares.tolist())
 
     def look(
-        self, *, group: tuple[int, ...], shares: tuple[int, ...], step: int, now_s: float
-    ) -> tuple[int, ...] | None:
+        self, *, group: tuple[int, ...], shares: tuple[float, ...], step: int, now_s: float
+    ) -> tuple[float, ...] | None:
         """The shares to change to now, if it is time to look and the gain has lasted."""
         changed, self.changed = self.changed, False
         settings = self._settings
@@ -174,13 +221,13 @@ class Resharing:
         )
         if not (self._fits and (changed or due)):
             return None
-        speeds = self._speeds(group)
+        speeds, parts = self._speeds(group), self._parts_of(group)
         if (tried := self._try(group, shares, speeds, now_s)) is not None:
             self.wait(step, now_s)
             return tried
         if changed:
             gain = max(settings.reshare_gain, _LARGE_GAIN)
-            better = better_shares(shares, speeds, settings.micro_batches, gain=gain)
+            better = self._better(shares, speeds, gain, parts)
             if better is not None:
                 self.wait(step, now_s)
                 return better
@@ -188,14 +235,20 @@ class Resharing:
             return None
         self.wait(step, now_s, worth=self._worth)
         slowest = self._estimates[group[speeds.seconds(np.array(shares)).argmax()]]
-        gain = dead_band(settings.reshare_gain, slowest.error)
-        better = better_shares(shares, speeds, settings.micro_batches, gain=gain)
-        self._worth = 0 if better is None else self._worth + (_LOOKS if self._long else 1)
+        gain, sure = settings.reshare_gain, self._long
+        if parts == 1:
+            gain = dead_band(gain, slowest.error)
+        if parts != self._parts:  # what is gained comes of the parts
+            gain, sure, self._parts = 0.0, True, parts
+        better = self._better(shares, speeds, gain, parts)
+        if better is None and parts > 1:
+            better, sure = self._better(shares, speeds, _FINE_GAIN, parts), False
+        self._worth = 0 if better is None else self._worth + (_LOOKS if sure else 1)
         return better if self._worth >= _LOOKS else None
 
     def _try(
-        self, group: tuple[int, ...], shares: tuple[int, ...], speeds: Speeds, now_s: float
-    ) -> tuple[int, ...] | None:
+        self, group: tuple[int, ...], shares: tuple[float, ...], speeds: Speeds, now_s: float
+    ) -> tuple[float, ...] | None:
         """Shares with a micro-batch for one that has been idle for long enough."""
         if 0 not in shares or max(shares) <= 1:
             self._idle_s.clear()
@@ -233,3 +286,15 @@ class Resharing:
     def wait(self, step: int, now_s: float, *, worth: int = 0) -> None:
         """Look again only after some time and steps; by default forget the gain seen so far."""
         self._looked_s, self._looked_step, self._worth = now_s, step, worth
+
+
+def _in_parts(speeds: Speeds, parts: int) -> Speeds:
+    """By parts of micro-batches."""
+    return replace(speeds, micro_batch_s=speeds.micro_batch_s / parts)
+
+
+def _of_parts(counts: Sequence[int], parts: int) -> tuple[float, ...]:
+    """In micro-batches; empty where someone has less than one."""
+    if min(counts) < parts:
+        return ()
+    return tuple(n / parts if n % parts else n // parts for n in counts)

@@ -104,7 +104,7 @@ class RayCluster:
         self._closed, self._most = False, session.job.most_workers
         self._ready: dict[int, MemberReady] = {}
         self._seen = SeenSteps()
-        self._shares: dict[int, tuple[int, ...]] = {}  # by generation, of the newest few
+        self._shares: dict[int, tuple[float, ...]] = {}  # by generation, of the newest few
         self._untold: list[Event] = []
         self._sync: SyncPoint | None = None  # in force or to come, as far as anybody has said
         self._at = -1, 0  # the newest generation, and the step before which it stands
@@ -206,12 +206,12 @@ class RayCluster:
             self._seen.travel()
         self._write_plan(formed.members, formed.shares)
 
-    def _keep_shares(self, generation: int, shares: tuple[int, ...]) -> None:
+    def _keep_shares(self, generation: int, shares: tuple[float, ...]) -> None:
         newest = sorted({**self._shares, generation: shares}.items())[-_KEPT_SHARES:]
         self._shares = dict(newest)
 
     def _write_plan(
-        self, members: Sequence[int], shares: tuple[int, ...], profile: Profile | None = None
+        self, members: Sequence[int], shares: tuple[float, ...], profile: Profile | None = None
     ) -> Plan:
         """Keep what is predicted of this generation, to be held against what is measured."""
         job, readies = self._job, [self._ready[member] for member in members]

@@ -4,7 +4,7 @@ A job fixes one sequence of samples from `(seed, epoch)`. Everything here is ari
 torch, no Ray, no clock, no I/O.
 """
 
-from raycloud.order.assignment import Assignment, assign, deal, prefer
+from raycloud.order.assignment import PARTS, Assignment, assign, deal, prefer, whole_shares
 from raycloud.order.commits import (
     ERROR,
     NAN,
@@ -40,6 +40,7 @@ from raycloud.order.steps import EpochSizes, MicroBatch, Position, Steps, StepSp
 __all__ = [
     "ERROR",
     "NAN",
+    "PARTS",
     "Assignment",
     "Audit",
     "Commit",
@@ -79,4 +80,5 @@ __all__ = [
     "skip_of",
     "skip_record",
     "stream_seed",
+    "whole_shares",
 ]

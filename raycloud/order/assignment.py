@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
+PARTS = 16  # that a share may be in, of a micro-batch
 _FAR = 1 << 61  # further than any path: worths are scaled to sum to less than 2 ** 60
 
 
@@ -110,17 +112,54 @@ def prefer(counts: Sequence[int], held: Sequence[Sequence[float]]) -> Assignment
     return Assignment(tuple(owner_of[k] for k in range(len(worth))))
 
 
-def deal(shares: Sequence[int], total: int) -> tuple[int, ...]:
+def whole_shares(shares: Sequence[float], step: int) -> tuple[int, ...]:
+    """The micro-batches of a full step that each replica takes.
+
+    Where shares have parts of micro-batches, in sixteenths, a replica takes one more in some steps
+    than in others: the 16 steps from a multiple of 16 on deal exactly 16 times its share, and from
+    there to any of them it has had its part to within one.
+
+    >>> [whole_shares((2.5, 1.5), step) for step in range(3)]
+    [(3, 1), (2, 2), (3, 1)]
+    """
+    if all(share == int(share) for share in shares):
+        return tuple(map(int, shares))
+    return _turns(tuple(shares))[step % PARTS]
+
+
+@lru_cache(maxsize=8)
+def _turns(shares: tuple[float, ...]) -> tuple[tuple[int, ...], ...]:
+    """What each replica takes in each of 16 steps: whom most is owed gets the next micro-batch."""
+    whole, replicas, given = round(sum(shares)), range(len(shares)), [0] * len(shares)
+    turns = []
+    for step in range(1, PARTS + 1):
+        owed = [step * share - had for share, had in zip(shares, given, strict=True)]
+        counts = [max(0, int(one)) for one in owed]
+        left = whole - sum(counts)
+        if left > 0:
+            first = sorted(replicas, key=lambda r: (counts[r] - owed[r], r))[:left]
+        else:  # some have had more than their part
+            some = [r for r in replicas if counts[r]]
+            first = sorted(some, key=lambda r: (owed[r] - counts[r], r))[:-left]
+        for r in first:
+            counts[r] += 1 if left > 0 else -1
+        given = [had + count for had, count in zip(given, counts, strict=True)]
+        turns.append(tuple(counts))
+    return tuple(turns)
+
+
+def deal(shares: Sequence[float], total: int) -> tuple[int, ...]:
     """Split `total` in proportion to `shares`, exactly, by largest remainder (ties: lower index).
 
-    >>> deal((5, 2, 1), 8), deal((5, 2, 1), 3)
-    ((5, 2, 1), (2, 1, 0))
+    >>> deal((5, 2, 1), 8), deal((5, 2, 1), 3), deal((2.5, 1.5), 8)
+    ((5, 2, 1), (2, 1, 0), (5, 3))
     """
-    whole = sum(shares)
-    if whole < 1 or min(shares) < 0:
+    parts = [round(share * PARTS) for share in shares]
+    whole = sum(parts)
+    if whole < 1 or min(parts) < 0:
         raise ValueError(f"shares must be non-negative with a positive sum, got {tuple(shares)}")
-    floors = [share * total // whole for share in shares]
-    by_remainder = sorted(range(len(shares)), key=lambda r: (-(shares[r] * total % whole), r))
+    floors = [part * total // whole for part in parts]
+    by_remainder = sorted(range(len(parts)), key=lambda r: (-(parts[r] * total % whole), r))
     for r in by_remainder[: total - sum(floors)]:
         floors[r] += 1
     return tuple(floors)

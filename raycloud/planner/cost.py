@@ -326,7 +326,7 @@ class Costs:
     job: Job
     profile: Profile
     speeds: tuple[Speed, ...]
-    shares: tuple[int, ...]
+    shares: tuple[float, ...]
     zones: tuple[int, ...]
     counts: Counts = ((), ())
 

@@ -46,7 +46,7 @@ class PlannedMember:
 
     member: int
     node: str
-    share: int
+    share: float
     speed: Speed
     host: str = ""
 
@@ -133,7 +133,7 @@ class Plan:
         )
 
     @property
-    def shares(self) -> tuple[int, ...]:
+    def shares(self) -> tuple[float, ...]:
         """The shares of generation 0, in rank order."""
         return tuple(member.share for member in self.members)
 
@@ -164,7 +164,7 @@ class Plan:
                 "member": x.member,
                 "node": x.host if hosts[x.host] == 1 and x.host else _told_apart(x),
                 "share": x.share,
-                "samples": x.share * self.global_batch // self.micro_batches,
+                "samples": round(x.share * self.global_batch / self.micro_batches),
                 "compute_s": x.speed.seconds(x.share),
             }
             for x in self.members
@@ -423,7 +423,7 @@ def choose_roles(
         PlacementError: Fewer than `elastic.min_workers` fit.
     """
 
-    def besides_s(nodes: Sequence[str], speeds: Sequence[Speed], shares: Sequence[int]) -> float:
+    def besides_s(nodes: Sequence[str], speeds: Sequence[Speed], shares: Sequence[float]) -> float:
         """What of a step is not computing."""
         zones = tuple(zone_sizes(inventory, nodes))
         found = Costs(job, profile, tuple(speeds), tuple(shares), zones)
@@ -465,7 +465,7 @@ def costs_of(
     speeds: Sequence[Speed],
     on: Sequence[str],
     *,
-    shares: Sequence[int] | None = None,
+    shares: Sequence[float] | None = None,
 ) -> Costs:
     """What a step costs members with these speeds on these nodes.
 

@@ -39,7 +39,7 @@ _COUNTS = 32  # of nodes that train, which are looked at where there are more
 _HEADROOM = 1.5  # times the collators that would just do
 _SHOWN = 4  # nodes in a sentence
 
-Besides = Callable[[Sequence[str], Sequence[Speed], Sequence[int]], float]
+Besides = Callable[[Sequence[str], Sequence[Speed], Sequence[float]], float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,7 +150,7 @@ class Work:
     cpus: int = 1
     threads: int = 1
     on_gpu: bool = False
-    shares: tuple[int, ...] | None = None
+    shares: tuple[float, ...] | None = None
     besides_s: Besides = lambda *_: 0.0
 
     def alone(self, machine: Machine) -> Speed:

@@ -68,7 +68,7 @@ def _fit(workers: Speeds, micro_batches: int) -> Counts:
     return _fill(workers, micro_batches, at_least)
 
 
-def step_seconds(speeds: Sequence[Speed], shares: Sequence[int]) -> float:
+def step_seconds(speeds: Sequence[Speed], shares: Sequence[float]) -> float:
     """Predicted seconds of computing of a step: that of the worker which ends last.
 
     >>> step_seconds([Speed(fixed_s=2, micro_batch_s=1), Speed(fixed_s=9, micro_batch_s=1)], (2, 0))

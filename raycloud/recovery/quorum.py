@@ -148,7 +148,7 @@ def find_keepers(lane: Lane, kept: Sequence[int], count: int) -> list[int]:
     return [int(r) - 1 for r in lane.sum([own if k in there else 0 for k in range(count)])]
 
 
-def adopt(keepers: Sequence[int], shares: Sequence[int]) -> Adopted:
+def adopt(keepers: Sequence[int], shares: Sequence[float]) -> Adopted:
     """What each rank computes beside what it has kept: all that nobody has, dealt by shares.
 
     >>> adopt((0, 0, 0, -1, -1, 1), (3, 3))

@@ -62,7 +62,7 @@ class Meeting:
     generation: int
     rank: int
     members: tuple[int, ...]
-    shares: tuple[int, ...]
+    shares: tuple[float, ...]
     nodes: tuple[str, ...] = ()
     zones: tuple[str, ...] = ()
     settled: int = 0

@@ -64,7 +64,7 @@ def note(event: Observed) -> str | None:
         case GenerationFormed():
             text = f"generation {event.generation} from step {event.first_step}: "
             text += f"{counted(len(event.members), 'worker')}, "
-            text += f"shares {' '.join(map(str, event.shares))}"
+            text += f"shares {' '.join(map(figure, event.shares))}"
         case CheckpointPublished():
             text = f"checkpoint of step {event.step} ({byte_count(event.state_bytes)})"
         case Evaluated() if event.metrics:

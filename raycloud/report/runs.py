@@ -403,7 +403,7 @@ def run_text(run: Listed, now_t: float) -> str:
     if card.left_s is not None:
         speed.append(f"{duration(card.left_s)} left")
     if card.members:
-        members, shares = " ".join(map(str, card.members)), " ".join(map(str, card.shares))
+        members, shares = " ".join(map(str, card.members)), " ".join(map(figure, card.shares))
         workers = f"{card.workers} (members {members}, shares {shares})"
         workers += f" · generation {card.generation}"
     elif card.workers:

@@ -119,7 +119,7 @@ class Member:
 
     state: str = "starting"
     node: str = ""
-    share: int | None = None
+    share: int | float | None = None
     step: int | None = None
     compute_s: float | None = None
     exchange_s: float | None = None
@@ -162,7 +162,7 @@ class Tally:
     awaited: set[int] = field(default_factory=set)
     ready: set[int] = field(default_factory=set)
     members: tuple[int, ...] = ()
-    shares: tuple[int, ...] = ()
+    shares: tuple[int | float, ...] = ()
     generation: int = -1
     generations: int = 0
     epoch: int = 0

@@ -124,7 +124,7 @@ class Summary:
     started_unix_s: float | None = None
     ended_unix_s: float | None = None
     sessions: int = 0
-    shares: list[int] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)
     parameters: int = 0
     state_bytes: int = 0
     epoch_samples: int = 0

@@ -149,7 +149,7 @@ def _rows(summary: Summary, directory: Path | None) -> list[tuple[str, str]]:
     held_out = metrics_text(summary.eval)
     if held_out and summary.eval_step not in {None, summary.steps}:
         held_out += f" (after step {summary.eval_step})"
-    shares = " ".join(map(str, summary.shares))
+    shares = " ".join(map(figure, summary.shares))
     workers = f"{summary.workers} (shares {shares}) · {counted(summary.generations, 'generation')}"
     cost = "" if summary.cost is None else figure(summary.cost)
     if cost and summary.priced_nodes < summary.nodes:

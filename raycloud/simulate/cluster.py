@@ -300,7 +300,7 @@ class VirtualCluster:
         self._story.generation = generation
 
     def _check_group(
-        self, kind: str, generation: int, members: tuple[int, ...], shares: tuple[int, ...]
+        self, kind: str, generation: int, members: tuple[int, ...], shares: tuple[float, ...]
     ) -> None:
         if generation <= self._newest:
             self._wrong(f"{kind} of generation {generation} after {self._newest}")

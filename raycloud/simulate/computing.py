@@ -328,7 +328,7 @@ class Computing:
 
     # ---- steps
 
-    def step_s(self, members: Sequence[int], shares: Sequence[int]) -> float:
+    def step_s(self, members: Sequence[int], shares: Sequence[float]) -> float:
         """How long a step takes these members with these shares."""
         fleet, costing = self.fleet, self.scenario.costing
         bodies = [fleet.seats[number] for number in members]

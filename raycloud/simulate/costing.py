@@ -30,7 +30,7 @@ class Costing(Protocol):
         """Of a worker on it, while nothing slows it down."""
 
     def step_s(
-        self, nodes: Sequence[int], speeds: Sequence[Speed], shares: Sequence[int]
+        self, nodes: Sequence[int], speeds: Sequence[Speed], shares: Sequence[float]
     ) -> tuple[float, float]:
         """Seconds of a step of workers on these nodes, and of that what is not computing."""
 
@@ -69,7 +69,7 @@ class ClusterCosts:
         return speeds[node]
 
     def step_s(
-        self, nodes: Sequence[int], speeds: Sequence[Speed], shares: Sequence[int]
+        self, nodes: Sequence[int], speeds: Sequence[Speed], shares: Sequence[float]
     ) -> tuple[float, float]:
         """See `Costing.step_s`."""
         on = [self.names[node] for node in nodes]
@@ -87,7 +87,7 @@ class ClusterCosts:
         besides_s = predicted.step_s - predicted.compute_s
         compute_s, most = predicted.compute_s, self.job.elastic.backup_micro_batches
         if most and len(on) > 1:
-            compute_s = backed_up(speeds, shares, ring(on, len(on)), most=most).seconds
+            compute_s = backed_up(speeds, [*map(int, shares)], ring(on, len(on)), most=most).seconds
         return compute_s + besides_s, besides_s
 
     def alone_s(self, nodes: int) -> float:

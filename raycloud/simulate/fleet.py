@@ -292,7 +292,7 @@ class Fleet:
         """Its machine."""
         return self.machines.node_of(body.place or 0)
 
-    def seconds(self, body: SimulatedMember, micro_batches: int) -> float:
+    def seconds(self, body: SimulatedMember, micro_batches: float) -> float:
         """How long so many micro-batches of a step take it now."""
         return self.machines.seconds(self.node_of(body), micro_batches)
 

@@ -104,7 +104,7 @@ class Meetings:
         return step, min(values)
 
     def _adopt(
-        self, bodies: Sequence[SimulatedMember], shares: Sequence[int], step: int
+        self, bodies: Sequence[SimulatedMember], shares: Sequence[float], step: int
     ) -> tuple[list[list[int]] | None, list[int]]:
         """What each has kept of the step, and what of it nobody has, dealt by shares."""
         kept = [list(b.kept) if b.begun and b.step == step else [] for b in bodies]

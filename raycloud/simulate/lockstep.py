@@ -154,7 +154,7 @@ class Lockstep:
 
     cut: Steps
     members: tuple[int, ...]
-    shares: tuple[int, ...]
+    shares: tuple[float, ...]
     formed_as: int  # the generation as which they met
     generation: int  # the same, or that of their last new shares
     first_step: int
@@ -232,7 +232,7 @@ class Lockstep:
         twin.commit(1)
         return twin
 
-    def reshare(self, generation: int, shares: tuple[int, ...], step_s: float) -> None:
+    def reshare(self, generation: int, shares: tuple[float, ...], step_s: float) -> None:
         """Other shares from the present step on."""
         self.generation, self.shares, self.step_s = generation, shares, step_s
         self._dealt = {}

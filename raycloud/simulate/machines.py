@@ -62,7 +62,7 @@ class Machines:
             self._counts[node] for node in self.notices if self._up[node]
         )
 
-    def seconds(self, node: int, micro_batches: int) -> float:
+    def seconds(self, node: int, micro_batches: float) -> float:
         """How long a worker there computes now."""
         return self.slow[node] * self.speeds[node].seconds(micro_batches)
 

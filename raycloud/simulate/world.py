@@ -110,7 +110,7 @@ _NUMBERS: Mapping[type, Callable[[Any], tuple[int, ...]]] = {
 }
 
 
-def few(numbers: tuple[int, ...]) -> str:
+def few(numbers: tuple[float, ...]) -> str:
     """Numbers, the first ones where they are many."""
     shown = ", ".join(map(str, numbers[:_SHOWN]))
     return f"({shown}, ...)" if len(numbers) > _SHOWN else f"({shown})"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from raycloud.errors import InternalError
-from raycloud.order import Assignment, MicroBatch, Position, Steps, StepSpan, assign
+from raycloud.order import Assignment, MicroBatch, Position, Steps, StepSpan, assign, whole_shares
 from raycloud.step.collate import Collate, Failures, Made, StepWork
 from raycloud.step.contract import RaisedError
 
@@ -29,7 +29,7 @@ class Piece:
 
     step: int
     generation: int
-    shares: tuple[int, ...]
+    shares: tuple[float, ...]
 
 
 class Schedule:
@@ -69,7 +69,7 @@ class Schedule:
         every = span.micro_batches
         if span.step in self._adopted:
             return tuple(every[k] for k in self._adopted[span.step][rank])
-        asked = self.at(span.step).shares, len(every)
+        asked = whole_shares(self.at(span.step).shares, span.step), len(every)
         if asked not in self._dealt:  # a few: the shares of each piece, full and short steps
             self._dealt[asked] = assign(*asked, self._held or None)
         return tuple(every[k] for k in self._dealt[asked].of(rank))

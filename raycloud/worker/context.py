@@ -93,7 +93,7 @@ class Membership:
     members: tuple[int, ...]
     rank: int
     generation: int
-    shares: tuple[int, ...]
+    shares: tuple[float, ...]
     step: int
     position: Position
     last_step: int

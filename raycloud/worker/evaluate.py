@@ -34,7 +34,7 @@ def evaluate(  # the measured model and who measures which part of what
     samples: Samples,
     *,
     rank: int,
-    shares: Sequence[int],
+    shares: Sequence[float],
 ) -> dict[str, Metric]:
     """Metrics of the held-out batches that fall to member `rank` of those with these shares.
 
@@ -54,7 +54,7 @@ def evaluate(  # the measured model and who measures which part of what
     return merge_all(_measured(job, task, model, samples, spans))
 
 
-def dealt(batches: int, shares: Sequence[int]) -> list[int]:
+def dealt(batches: int, shares: Sequence[float]) -> list[int]:
     """The rank that measures each batch: batches are dealt in proportion to shares of a step.
 
     >>> dealt(5, [1, 1]), dealt(4, [18, 8, 3, 3]), dealt(2, [0, 0])

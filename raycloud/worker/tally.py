@@ -180,6 +180,7 @@ class Tally:
             cpu_s=_short(used_s),
             residual=residual(),
             typical_s=_short(weighted_median(self._took)),
+            period=max(count.steps for count in steps),
             energy_j=0.0 if self._meter is None else round(self._meter.joules(used_s), 3),
             gpu_only=self._meter is not None and self._meter.gpu_only,
             memory_bytes=0 if self._usage is None else self._usage.memory_bytes(),

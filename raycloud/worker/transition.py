@@ -352,7 +352,7 @@ class Transition:
         )
 
 
-def _dealt(span: StepSpan | Round, keepers: Sequence[int], shares: Sequence[int]) -> Adopted:
+def _dealt(span: StepSpan | Round, keepers: Sequence[int], shares: Sequence[float]) -> Adopted:
     """What each rank computes of what nobody has, step by step: of each its share."""
     found: list[list[int]] = [[] for _ in shares]
     for one in span.spans:

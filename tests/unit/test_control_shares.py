@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from math import exp
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
@@ -147,6 +148,61 @@ def test_a_gain_must_be_seen_in_two_looks_in_a_row():
     assert look((4, 4), 3.0) is None
     assert look((4, 4), 3.5) is None  # too early to be a look
     assert look((4, 4), 4.0) == (6, 2)
+
+
+def in_rounds(resharing, readies, shares, steps=16, *, by=1.0):
+    """Each member reports a round, in which it took that many times what it has measured."""
+    for one, share in zip(readies, shares, strict=True):
+        seconds = by * steps * (one.fixed_s + share * one.micro_batch_s)
+        found = report(training(), one.member, 0, steps, compute_s=seconds)
+        found = replace(found, micro_batches=round(steps * share), period=steps)
+        resharing.observe(found)
+
+
+def test_shares_have_parts_of_micro_batches_in_rounds_and_whole_ones_elsewhere():
+    settings = control(reshare_every_s=1.0, reshare_steps=1)._state.settings
+    readies = ready(0, micro_batch_s=0.1), ready(1, micro_batch_s=0.22)
+    resharing = fitted(settings, *readies)
+
+    def look(shares, now_s):
+        return resharing.look(group=(0, 1), shares=shares, step=int(now_s), now_s=now_s)
+
+    assert look((6, 2), 1.0) is None
+    in_rounds(resharing, readies, (6, 2))
+    fine = look((6, 2), 2.0)  # at the first look: so the gain is no odd moment's
+    assert fine == (5.5, 2.5)
+    in_rounds(resharing, readies, fine)
+    assert look(fine, 3.0) is None
+    assert resharing.fit([SimpleNamespace(number=n) for n in (0, 1)]) == fine
+    for one, share in zip(readies, (5, 3), strict=True):  # each step is exchanged again
+        seconds = share * one.micro_batch_s
+        resharing.observe(report(training(), one.member, 16, 17, share=share, compute_s=seconds))
+    found = look(fine, 4.0)
+    assert found in {(5, 3), (6, 2)}
+    assert all(isinstance(share, int) for share in found)
+
+
+def test_a_first_round_tells_how_fast_a_member_is_in_rounds():
+    """In lockstep what it computes has an exchange beside it, which takes a slow one far longer."""
+    settings = control(reshare_every_s=1.0, reshare_steps=1)._state.settings
+    readies = ready(0, micro_batch_s=0.1), ready(1, micro_batch_s=0.3)
+    resharing = fitted(settings, *readies)
+    for step in range(40):
+        for one, share in zip(readies, (6, 2), strict=True):
+            seconds = share * one.micro_batch_s
+            found = report(training(), one.member, step, step + 1, share=share, compute_s=seconds)
+            resharing.observe(found)
+    in_rounds(resharing, readies[:1], (6,))
+    in_rounds(resharing, readies[1:], (2,), by=0.7)
+    assert resharing.look(group=(0, 1), shares=(6, 2), step=1, now_s=1.0) == (5.4375, 2.5625)
+
+
+def test_whom_less_than_a_micro_batch_would_do_gets_a_whole_one():
+    settings = control(reshare_every_s=1.0, reshare_steps=1)._state.settings
+    readies = ready(0, micro_batch_s=0.1), ready(1, micro_batch_s=1.0)
+    resharing = fitted(settings, *readies)
+    in_rounds(resharing, readies, (6, 2))
+    assert resharing.look(group=(0, 1), shares=(6, 2), step=1, now_s=1.0) == (7, 1)
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from random import Random
+
 import numpy as np
 import pytest
 
-from raycloud.order import Order, Steps, assign, mix, stream_seed
+from raycloud.order import PARTS, Order, Steps, assign, mix, stream_seed, whole_shares
 from raycloud.order.assignment import deal
 
 GOLDEN_MIX = [0, 6238072747940578789, 13029008266876403067]
@@ -60,6 +63,31 @@ def test_a_cut_that_makes_no_step_is_refused():
     with pytest.raises(ValueError, match="must be positive"):
         Steps(samples=3, global_batch=0, micro_batch=2)
     assert Steps(samples=3, global_batch=4, micro_batch=2).per_epoch() == 1
+
+
+def drawn_parts(random, replicas, whole):
+    """Shares in sixteenths that sum to so many micro-batches."""
+    cuts = sorted(random.randint(0, whole * PARTS) for _ in range(replicas - 1))
+    return [(b - a) / PARTS for a, b in pairwise((0, *cuts, whole * PARTS))]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_shares_in_parts_are_dealt_whole_and_none_is_ever_off_by_more_than_one(seed):
+    random = Random(seed)
+    replicas, whole = random.randint(1, 9), random.choice((1, 3, 8, 64, 4096))
+    shares, had = drawn_parts(random, replicas, whole), [0] * replicas
+    for step in range(PARTS):
+        counts = whole_shares(shares, 5 * PARTS + step)
+        assert sum(counts) == whole
+        assert min(counts) >= 0
+        had = [before + count for before, count in zip(had, counts, strict=True)]
+        for share, count in zip(shares, had, strict=True):
+            assert abs(count - (step + 1) * share) < 1
+    assert had == [PARTS * share for share in shares]
+
+
+def test_whole_shares_are_dealt_as_they_are():
+    assert {whole_shares((5, 2.0, 1), step) for step in range(40)} == {(5, 2, 1)}
 
 
 def test_assignment_is_in_contiguous_runs():

@@ -142,6 +142,11 @@ def test_lines_from_before_steps_had_a_median_are_read() -> None:
     assert repr([from_line(line) for line in lines]) == repr(EVENTS)
 
 
+def test_lines_from_before_rounds_were_told_are_read() -> None:
+    lines = GOLDEN.with_name("events-before-periods.jsonl").read_text().splitlines()
+    assert repr([from_line(line) for line in lines]) == repr(EVENTS)
+
+
 def test_lines_from_before_data_was_prepared_are_read() -> None:
     lines = GOLDEN.with_name("events-before-data.jsonl").read_text().splitlines()
     entries = [entry for entry in EVENTS if not isinstance(entry[1], DataPrepared)]

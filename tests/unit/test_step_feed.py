@@ -16,7 +16,7 @@ from raycloud.clock import SystemClock, VirtualClock
 from raycloud.errors import InternalError, TaskError
 from raycloud.order import MicroBatch, Order, Position, Steps, StepSpan
 from raycloud.step.collate import Collate, Making, Passes
-from raycloud.step.feed import Feed
+from raycloud.step.feed import Feed, Piece, Schedule
 from raycloud.step.randomness import Randomness
 from tests.lockstep import CPU, NetTask, feeding
 
@@ -146,6 +146,19 @@ def test_fusing_is_asked_for_each_step(feeds: list[Feed]) -> None:
     sizes = iter([1, 2, 1])
     feeds.append(feed(fuse=lambda: next(sizes), steps=3))
     assert [len(feeds[0].take().passes) for _ in range(3)] == [2, 1, 2]
+
+
+def test_shares_in_parts_take_one_more_micro_batch_in_some_steps() -> None:
+    cut = Steps(samples=36, global_batch=8, micro_batch=1)
+    schedule = Schedule(Piece(step=0, generation=0, shares=(4.5, 3.5)))
+    at, counts = Position(), []
+    for step in range(5):
+        span = cut.span(step, at)
+        mine, others = (schedule.micro_batches(span, rank) for rank in (0, 1))
+        assert (*mine, *others) == span.micro_batches
+        counts.append((len(mine), len(others)))
+        at = cut.after(span)
+    assert counts == [(5, 3), (4, 4), (5, 3), (4, 4), (3, 1)]  # the last is an epoch's short one
 
 
 @pytest.mark.parametrize("threads", [1, 4])

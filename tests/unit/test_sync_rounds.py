@@ -26,7 +26,7 @@ def single(**more: Any) -> NetTask:
     return NetTask(double=False, **more)
 
 
-def trained(asked: Job, task: NetTask, shares: tuple[int, ...]) -> RoundFleet:
+def trained(asked: Job, task: NetTask, shares: tuple[float, ...]) -> RoundFleet:
     fleet = RoundFleet(asked, task, shares)
     step = 0
     for end in ENDS:
@@ -42,9 +42,9 @@ def alike(fleet: RoundFleet) -> bool:
 
 @pytest.mark.parametrize("outer", ["mean", "nesterov"])
 @pytest.mark.parametrize("codec", ["none", "int4", "topk"])
-@pytest.mark.parametrize("shares", [(8,), (5, 3), (3, 3, 2)])
+@pytest.mark.parametrize("shares", [(8,), (5, 3), (4.5625, 3.4375), (3, 3, 2)])
 def test_it_is_bit_for_bit_what_one_process_simulates(
-    shares: tuple[int, ...], codec: str, outer: str
+    shares: tuple[float, ...], codec: str, outer: str
 ) -> None:
     asked = in_rounds(codec, outer)
     fleet = trained(asked, single(), shares)
@@ -66,7 +66,7 @@ def test_it_comes_near_what_is_exact() -> None:
 
 
 @pytest.mark.parametrize("shares", [(5, 3), (8, 0), (3, 3, 2)])
-def test_running_statistics_are_those_of_all_micro_batches(shares: tuple[int, ...]) -> None:
+def test_running_statistics_are_those_of_all_micro_batches(shares: tuple[float, ...]) -> None:
     """As where nothing but the first layer's input decides them: it is frozen here."""
 
     class Frozen(NetTask):
@@ -160,8 +160,8 @@ def test_a_member_without_a_share_has_what_the_others_have() -> None:
     assert len({replica.learning_rate for replica in fleet.replicas}) == 1
 
 
-@pytest.mark.parametrize("shares", [(5, 3), (5, 3, 0)])
-def test_moments_become_the_mean_by_weight(shares: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("shares", [(5, 3), (4.5625, 3.4375), (5, 3, 0)])
+def test_moments_become_the_mean_by_weight(shares: tuple[float, ...]) -> None:
     fleet = trained(in_rounds(), single(), shares)
     before = [r.trains.moments() for r in fleet.replicas]
     before = [{name: t.clone() for name, t in one.items()} for one in before]
@@ -212,7 +212,7 @@ def test_what_an_optimizer_moves_beside_its_parameters_is_refused() -> None:
 
 
 @pytest.mark.parametrize("shares", [(5, 3), (3, 3, 2), (5, 3, 0)])
-def test_from_a_checkpoint_as_many_members_go_on_bit_by_bit(shares: tuple[int, ...]) -> None:
+def test_from_a_checkpoint_as_many_members_go_on_bit_by_bit(shares: tuple[float, ...]) -> None:
     asked = in_rounds("int4", "nesterov")
     fleet = RoundFleet(asked, single(), shares)
     for step in (0, 4, 8):
