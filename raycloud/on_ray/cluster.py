@@ -290,8 +290,10 @@ class RayCluster:
         self._inputs.keep(event)
         if isinstance(event, MemberReady):
             self._ready[event.member] = event
-            if self._servers is not None and len(self._servers.layouts) > 1:
-                self._fleet.serve(self._servers.layouts)  # it may have waited for its place
+            if self._servers is not None:
+                self._servers.see(event.node)
+                if len(self._servers.layouts) > 1:  # it may have waited for its place
+                    self._fleet.serve(self._servers.layouts)
         elif isinstance(event, MemberLeaving):
             self._watch.leaves(event)
         elif isinstance(event, StepsCommitted):

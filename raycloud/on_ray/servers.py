@@ -44,6 +44,10 @@ class ServerActor:
 class Servers:
     """The servers of a run: of each layout, a number of shards, those of each shard.
 
+    The first ones, where they are fewer than nodes, are on the nodes whose workers are ready first:
+    these are fast, a server takes a slow one's worker a good part of its processor, and nobody else
+    knows it before. Else they are on the largest nodes.
+
     Where there are to be others, these are started beside them. Once all are there, members are
     told, who take them for theirs when they have what the others have; these are ended then.
 
@@ -58,6 +62,10 @@ class Servers:
         self._coming: ServerNames | None = None
         self._actors: list[list[Any]] = []  # by layout
         self._asked: list[Any] = []  # what the coming, or the last ones, were asked
+        self._nodes: list[str] = []  # in this order they get servers
+        self._left: list[tuple[int, int]] = []  # shards and copies that have no node so far
+        self._ready = 0  # workers
+        self._largest: list[str] = []
 
     @property
     def changing(self) -> bool:
@@ -70,11 +78,37 @@ class Servers:
         return len(self._coming or self.layouts[-1])
 
     def begin(self, nodes: Inventory) -> None:
-        """Start the first ones."""
-        self.layouts = (self._start(self._job.servers.shards, nodes),)
+        """Start the first ones, or say by which names they will be there."""
+        servers, least = self._job.servers, self._job.elastic.min_workers
+        wanted = servers.shards + servers.copies
+        self._largest = _by_size(nodes)
+        if len(nodes.nodes) > wanted <= least:
+            self._left = [(n, k) for n in range(servers.shards) for k in range(1 + servers.copies)]
+            self.layouts = (self._names(servers.shards),)
+        else:
+            self.layouts = (self._start(servers.shards, nodes),)
+
+    def see(self, node: str) -> None:
+        """A worker is ready on that node. When the least number are, all servers get nodes."""
+        self._ready += 1
+        if self._left and node not in self._nodes:
+            self._nodes.append(node)
+        if self._ready >= self._job.elastic.min_workers:
+            self._fill()
+        self._start_left()
+
+    def _fill(self) -> None:
+        self._nodes += [name for name in self._largest if name not in self._nodes]
+
+    def _start_left(self) -> None:
+        for shard, copy in [one for one in self._left if sum(one) < len(self._nodes)]:
+            self._left.remove((shard, copy))
+            self._place(self.layouts[0], shard, copy, self._nodes[shard + copy])
 
     def change(self, shards: int, nodes: Inventory) -> None:
         """Start others in so many shards."""
+        self._fill()
+        self._start_left()
         self._coming = self._start(shards, nodes)
         self._asked = [actor.place.remote() for actor in self._actors[-1]]
 
@@ -102,35 +136,45 @@ class Servers:
         self._asked = [actor.busy.remote() for actor in self._actors[-2]]
         return told
 
+    def _names(self, shards: int) -> ServerNames:
+        """Of a new layout."""
+        begin = f"raycloud-server-{self._run}-{len(self._actors)}"
+        self._actors.append([])
+        copies = range(1 + self._job.servers.copies)
+        return tuple(tuple(f"{begin}-{n}-{copy}" for copy in copies) for n in range(shards))
+
     def _start(self, shards: int, nodes: Inventory) -> ServerNames:
         """The copies of a shard on the nodes that follow its own."""
-        job, begin = self._job, f"raycloud-server-{self._run}-{len(self._actors)}"
-        every = tuple(
-            tuple(f"{begin}-{shard}-{copy}" for copy in range(1 + job.servers.copies))
-            for shard in range(shards)
-        )
-        places = [node.name for node in nodes.nodes]
-        actors = []
+        there = _by_size(nodes)
+        places = [name for name in self._nodes if name in there]
+        places += [name for name in there if name not in places]
+        every = self._names(shards)
         for shard, names in enumerate(every):
-            for copy, name in enumerate(names):
-                node = places[(shard + copy) % len(places)]
-                actor = ServerActor.options(  # type: ignore[attr-defined]
-                    name=name,
-                    num_cpus=0,
-                    memory=1,  # a byte: who asks for nothing is put on any node where it is soft
-                    max_restarts=-1,
-                    # Softly: where its node is lost, it is started again on another.
-                    scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
-                ).remote(shard, shards, self._checkpoints, parameters=job.served)
-                actors.append(actor)
-        self._actors.append(actors)
+            for copy in range(len(names)):
+                self._place(every, shard, copy, places[(shard + copy) % len(places)])
         return every
+
+    def _place(self, every: ServerNames, shard: int, copy: int, node: str) -> None:
+        """Start one of the newest layout."""
+        actor = ServerActor.options(  # type: ignore[attr-defined]
+            name=every[shard][copy],
+            num_cpus=0,
+            memory=1,  # a byte: who asks for nothing is put on any node where it is soft
+            max_restarts=-1,
+            # Softly: where its node is lost, it is started again on another.
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
+        ).remote(shard, len(every), self._checkpoints, parameters=self._job.served)
+        self._actors[-1].append(actor)
 
     def close(self) -> None:
         """End them."""
         for actor in chain(*self._actors):
             ray.kill(actor)
         self._actors = []
+
+
+def _by_size(nodes: Inventory) -> list[str]:
+    return [node.name for node in sorted(nodes.nodes, key=lambda node: -node.cpus)]
 
 
 def _answer(asked: Any) -> Any:

@@ -129,3 +129,26 @@ def test_servers_are_where_they_are_to_be(tmp_path: Path, nodes: list[str]) -> N
         assert [there[name] for name in every] == wanted
     finally:
         servers.close()
+
+
+def test_few_servers_are_on_the_nodes_whose_workers_are_ready_first(
+    tmp_path: Path, nodes: list[str]
+) -> None:
+    three = {"min_workers": 3, "max_workers": 3}
+    job = asked("Steady", 3, servers={"shards": 1, "copies": 1}, elastic=three)
+    servers = Servers(job, str(tmp_path))
+    servers.begin(inventory())
+    try:
+        [[first, copy]] = servers.layouts[0]
+        servers.see(nodes[2])
+        ray.get(ray.get_actor(first).busy.remote())
+        with pytest.raises(ValueError, match=copy):
+            ray.get_actor(copy)
+        servers.see(nodes[2])  # another worker there
+        servers.see(nodes[2])  # the last one: there is no better node than another one
+        ray.get(ray.get_actor(copy).busy.remote())
+        there = {one["Name"]: one["Address"]["NodeID"] for one in actors().values()}
+        assert there[first] == nodes[2]
+        assert there[copy] == nodes[0]
+    finally:
+        servers.close()
