@@ -277,10 +277,10 @@ class StepsCommitted:
     counted. `residual` is the norm of what encoding has lost here, and is kept for the next step.
     `noise` and `signal` are this member's parts of two sums over some of the steps: of the trace of
     the covariance of one sample's gradient, and of the squared norm of its mean. From commit to
-    commit a step took `typical_s`, the median (0: unknown); at most `period` steps were exchanged
-    together. Meters of its node say that it took `energy_j` joules; 0: none can be read. Of a node
-    whose GPU alone has one, it is `gpu_only`. Its process takes `memory_bytes` (0: unknown), and
-    `gpu_bytes` on its GPU at most, which was busy for the part `gpu_busy` of the last moment.
+    commit a step took `typical_s`, the median (0: unknown); each was in a round of `period` at most
+    (1: some in none). Meters of its node say that it took `energy_j` joules; 0: none is read. Of
+    one whose GPU alone has one, it is `gpu_only`. Its process takes `memory_bytes` (0: unknown),
+    and `gpu_bytes` on its GPU at most, busy for the part `gpu_busy` of the last moment.
     """
 
     member: int

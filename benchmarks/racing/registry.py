@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ROUNDS = {"codec": "int4", "period": 16, "outer": "nesterov", "warm_steps": 28}
 AUTO = {"codec": "auto", "period": "auto", "topology": "auto", "warm_steps": 28}
 SERVERS = {"topology": "servers", "staleness": 0}
-SSP = {"topology": "servers", "staleness": 3, "codec": "int4", "period": 2}
+SSP = {"topology": "servers", "staleness": 3, "codec": "int4", "period": 8}
 ASYNCHRONOUS = {"topology": "servers", "staleness": "unbounded", "codec": "int4", "period": 8}
 
 CONTESTANTS: Mapping[str, Contestant] = {

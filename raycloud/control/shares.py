@@ -56,7 +56,8 @@ class Resharing:
     noticed that it has recovered. That costs a tenth of the time at most.
 
     Members that meet once in a round need not all end each of its steps at the same time: shares
-    have sixteenths of micro-batches there, and some steps one more than others.
+    have sixteenths of micro-batches there, and some steps one more than others. A change must be
+    worth as much as any, however much forecasts err: what they are held against is of many steps.
 
     Attributes:
         changed: Some speed has, for good, since the last look.
@@ -72,8 +73,7 @@ class Resharing:
         self._tried: int | None = None  # who was idle, and is to be measured
         self._told: dict[int, str] = {}  # which forecast was said to be used, by member
         self.changed = self._long = False
-        self._in_rounds: set[int] = set()  # members whose last report was of a round
-        self._parts = 1  # of a micro-batch, that shares were in at the last look
+        self._in_rounds: set[int] = set()  # members whose last report was of rounds
 
     def know(self, ready: MemberReady) -> None:
         """Take in what a member that is new has measured before it was ready."""
@@ -111,7 +111,12 @@ class Resharing:
                 self.changed |= slow  # else it has to be seen a few times more
 
     def _take_turn(self, report: StepsCommitted, steps: int) -> None:
-        """Rounds begin, or are over. In one no step has an exchange beside it: speed is another."""
+        """Rounds begin, or are over. In one no step has an exchange beside it: speed is another.
+
+        The shorter ones that a run may begin with have its first steps, which are slow.
+        """
+        if report.period > 1 and steps < min(report.period, _LONG_STEPS):
+            return
         self._in_rounds ^= {report.member}
         if report.period > 1 and report.compute_s > 0:
             before, share = self._estimates[report.member].speed, report.micro_batches / steps
@@ -123,8 +128,9 @@ class Resharing:
             self._estimates[report.member] = ExpectedSpeed(now, grey=grey)
 
     def _parts_of(self, group: Sequence[int]) -> int:
-        """Of a micro-batch, that shares may be in."""
-        return PARTS if self._in_rounds.issuperset(group) else 1
+        """Of a micro-batch, that shares may be in; whole ones where there is none for each."""
+        enough = self._settings.micro_batches >= len(group)
+        return PARTS if enough and self._in_rounds.issuperset(group) else 1
 
     def foresee(self, behind: Mapping[int, tuple[int, float]]) -> None:
         """Take in who has said, in the midst of a share, that it takes far longer than usual.
@@ -175,17 +181,10 @@ class Resharing:
     def _better(
         self, shares: Sequence[float], speeds: Speeds, gain: float, parts: int
     ) -> tuple[float, ...] | None:
-        """Shares that shorten the step by the gain, also in parts where members meet in rounds.
-
-        Shares in parts are never right where they do not: they are replaced whatever the gain.
-        """
-        every = self._settings.micro_batches
-        if parts > 1:
-            now = [int(share * parts) for share in shares]
-            better = better_shares(now, _in_parts(speeds, parts), every * parts, gain=gain)
-            if better is None or (found := _of_parts(better, parts)):
-                return None if better is None else found
-        return better_shares([*map(int, shares)], speeds, every, gain=gain)
+        """Shares in so many parts that shorten the step by the gain; finer ones are replaced."""
+        every, now = self._settings.micro_batches * parts, [int(share * parts) for share in shares]
+        better = better_shares(now, _in_parts(speeds, parts), every, gain=gain, least=parts)
+        return None if better is None else _of_parts(better, parts)
 
     def fit(self, members: Sequence[Member]) -> tuple[float, ...]:
         """The best shares of these members, by rank, as their speeds are known now.
@@ -195,13 +194,11 @@ class Resharing:
         """
         if not self._fits:
             return self._asked([m.slot for m in members])
-        group, every = [m.number for m in members], self._settings.micro_batches
-        speeds = self._speeds(group)
-        if (parts := self._parts_of(group)) > 1:
-            fine = _of_parts(fit_shares(_in_parts(speeds, parts), every * parts), parts)
-            if fine:
-                return fine
-        shares = np.array(fit_shares(speeds, every))
+        group = [m.number for m in members]
+        speeds, parts = self._speeds(group), self._parts_of(group)
+        every = self._settings.micro_batches * parts
+        fitted = fit_shares(_in_parts(speeds, parts), every, least=parts)
+        shares = np.array(_of_parts(fitted, parts))
         for idle in np.flatnonzero(shares == 0):
             most = shares.argmax()
             if shares[most] > 1:
@@ -238,8 +235,8 @@ class Resharing:
         gain, sure = settings.reshare_gain, self._long
         if parts == 1:
             gain = dead_band(gain, slowest.error)
-        if parts != self._parts:  # what is gained comes of the parts
-            gain, sure, self._parts = 0.0, True, parts
+        if (parts > 1) != any(share % 1 for share in shares):  # what is gained comes of the parts
+            gain, sure = 0.0, True
         better = self._better(shares, speeds, gain, parts)
         if better is None and parts > 1:
             better, sure = self._better(shares, speeds, _FINE_GAIN, parts), False
@@ -294,7 +291,5 @@ def _in_parts(speeds: Speeds, parts: int) -> Speeds:
 
 
 def _of_parts(counts: Sequence[int], parts: int) -> tuple[float, ...]:
-    """In micro-batches; empty where someone has less than one."""
-    if min(counts) < parts:
-        return ()
+    """In micro-batches."""
     return tuple(n / parts if n % parts else n // parts for n in counts)

@@ -185,6 +185,8 @@ class RayCluster:
 
     def _meet(self, formed: Form | Meet, settled: int, ahead: Sequence[int] = ()) -> None:
         self._rendezvous.forget(before=formed.generation - 1)  # that may be planned, and withdrawn
+        if self._servers is not None:
+            self._servers.start_all()
         nodes = tuple(self._ready[member].node for member in formed.members)
         zones = self._watch.inventory.zones(nodes)
         for rank, member in enumerate(formed.members):
@@ -290,10 +292,8 @@ class RayCluster:
         self._inputs.keep(event)
         if isinstance(event, MemberReady):
             self._ready[event.member] = event
-            if self._servers is not None:
-                self._servers.see(event.node)
-                if len(self._servers.layouts) > 1:  # it may have waited for its place
-                    self._fleet.serve(self._servers.layouts)
+            if self._servers is not None and (layouts := self._servers.see(event.node)):
+                self._fleet.serve(layouts)
         elif isinstance(event, MemberLeaving):
             self._watch.leaves(event)
         elif isinstance(event, StepsCommitted):

@@ -44,9 +44,10 @@ class ServerActor:
 class Servers:
     """The servers of a run: of each layout, a number of shards, those of each shard.
 
-    The first ones, where they are fewer than nodes, are on the nodes whose workers are ready first:
-    these are fast, a server takes a slow one's worker a good part of its processor, and nobody else
-    knows it before. Else they are on the largest nodes.
+    The first ones, where they are fewer than the workers a run begins with, and than nodes, are on
+    the nodes whose workers are ready first: these are fast, a server takes a slow one's worker a
+    good part of its processor, and nobody else knows it before. Else the largest nodes have some
+    first.
 
     Where there are to be others, these are started beside them. Once all are there, members are
     told, who take them for theirs when they have what the others have; these are ended then.
@@ -64,7 +65,6 @@ class Servers:
         self._asked: list[Any] = []  # what the coming, or the last ones, were asked
         self._nodes: list[str] = []  # in this order they get servers
         self._left: list[tuple[int, int]] = []  # shards and copies that have no node so far
-        self._ready = 0  # workers
         self._largest: list[str] = []
 
     @property
@@ -81,24 +81,25 @@ class Servers:
         """Start the first ones, or say by which names they will be there."""
         servers, least = self._job.servers, self._job.elastic.min_workers
         wanted = servers.shards + servers.copies
-        self._largest = _by_size(nodes)
-        if len(nodes.nodes) > wanted <= least:
+        self._largest = nodes.largest_first()
+        if wanted < min(len(nodes.nodes), least):
             self._left = [(n, k) for n in range(servers.shards) for k in range(1 + servers.copies)]
             self.layouts = (self._names(servers.shards),)
         else:
             self.layouts = (self._start(servers.shards, nodes),)
 
-    def see(self, node: str) -> None:
-        """A worker is ready on that node. When the least number are, all servers get nodes."""
-        self._ready += 1
+    def see(self, node: str) -> tuple[ServerNames, ...]:
+        """A worker is ready on that node; returns what it may not know: it waited for its place."""
         if self._left and node not in self._nodes:
             self._nodes.append(node)
-        if self._ready >= self._job.elastic.min_workers:
-            self._fill()
-        self._start_left()
+            self._start_left()
+        return self.layouts if len(self.layouts) > 1 else ()
 
-    def _fill(self) -> None:
-        self._nodes += [name for name in self._largest if name not in self._nodes]
+    def start_all(self) -> None:
+        """Start those that have no node so far: workers are going to meet, and look for them."""
+        if self._left:
+            self._nodes += [name for name in self._largest if name not in self._nodes]
+            self._start_left()
 
     def _start_left(self) -> None:
         for shard, copy in [one for one in self._left if sum(one) < len(self._nodes)]:
@@ -107,8 +108,7 @@ class Servers:
 
     def change(self, shards: int, nodes: Inventory) -> None:
         """Start others in so many shards."""
-        self._fill()
-        self._start_left()
+        self.start_all()
         self._coming = self._start(shards, nodes)
         self._asked = [actor.place.remote() for actor in self._actors[-1]]
 
@@ -145,7 +145,7 @@ class Servers:
 
     def _start(self, shards: int, nodes: Inventory) -> ServerNames:
         """The copies of a shard on the nodes that follow its own."""
-        there = _by_size(nodes)
+        there = nodes.largest_first()
         places = [name for name in self._nodes if name in there]
         places += [name for name in there if name not in places]
         every = self._names(shards)
@@ -171,10 +171,6 @@ class Servers:
         for actor in chain(*self._actors):
             ray.kill(actor)
         self._actors = []
-
-
-def _by_size(nodes: Inventory) -> list[str]:
-    return [node.name for node in sorted(nodes.nodes, key=lambda node: -node.cpus)]
 
 
 def _answer(asked: Any) -> Any:

@@ -109,6 +109,14 @@ class Inventory:
         if twice := sorted(name for name, count in counts.items() if count > 1):
             raise ValueError(f"node names must differ, got {', '.join(twice)} more than once")
 
+    def largest_first(self) -> list[str]:
+        """The names of the machines, by how many CPUs they have.
+
+        >>> Inventory(nodes=(Node(name="n1", cpus=2), Node(name="n2", cpus=4))).largest_first()
+        ['n2', 'n1']
+        """
+        return [node.name for node in sorted(self.nodes, key=lambda node: -node.cpus)]
+
     def zones(self, names: Sequence[str]) -> tuple[str, ...]:
         """The zones of nodes by name, as they are labelled; empty where they are not.
 

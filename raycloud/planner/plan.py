@@ -503,8 +503,8 @@ def _servers(job: Job, inventory: Inventory) -> tuple[str, ...]:
 
 
 def server_nodes(inventory: Inventory, shards: int) -> tuple[str, ...]:
-    """The nodes of the servers of so many shards: one after the other."""
-    names = [node.name for node in inventory.nodes]
+    """The nodes of the servers of so many shards: one after the other, the largest first."""
+    names = inventory.largest_first()
     return tuple(names[shard % len(names)] for shard in range(shards if names else 0))
 
 

@@ -30,7 +30,9 @@ _SHOWN_LIMITS = 8  # in an error
 _WIDEST_BAND = 0.1  # of a step: more is worth a change whatever is unsure
 
 
-def fit_shares(speeds: Sequence[Speed] | Speeds, micro_batches: int) -> tuple[int, ...]:
+def fit_shares(
+    speeds: Sequence[Speed] | Speeds, micro_batches: int, *, least: int = 1
+) -> tuple[int, ...]:
     """Whole shares, one per worker, summing to `micro_batches`, with the shortest predicted step.
 
     >>> fit_shares([Speed(fixed_s=0, micro_batch_s=1), Speed(fixed_s=0, micro_batch_s=3)], 8)
@@ -49,22 +51,29 @@ def fit_shares(speeds: Sequence[Speed] | Speeds, micro_batches: int) -> tuple[in
     >>> fit_shares([Speed(fixed_s=0, micro_batch_s=1), Speed(fixed_s=5.8, micro_batch_s=0)], 4)
     (4, 0)
 
+    Where parts of micro-batches are dealt, of which there are `least` in one, that is a whole one.
+
+    >>> fit_shares([Speed(fixed_s=0, micro_batch_s=s) for s in (1, 1, 5)], 40, least=4)
+    (18, 18, 4)
+
     Raises:
         PlacementError: The workers' limits together are below `micro_batches`.
         ValueError: No worker, or `micro_batches` below 1.
     """
-    best = _fit(_workers(speeds, micro_batches), micro_batches)
+    best = _fit(_workers(speeds, micro_batches), micro_batches, least)
     return tuple(best.tolist())
 
 
-def _fit(workers: Speeds, micro_batches: int) -> Counts:
+def _fit(workers: Speeds, micro_batches: int, least: int) -> Counts:
     _check_room(workers, micro_batches)
     best = _fill(workers, micro_batches, np.zeros_like(workers.limit))
-    if micro_batches < len(best) or best.min() > 0:
+    if micro_batches < least * len(best) or best.min() >= least:
         return best
-    alone_s = workers.fixed_s + workers.micro_batch_s
+    alone_s = workers.fixed_s + least * workers.micro_batch_s
     worth = workers.step_s(best) > (1 - _WORTH_LEAVING_OUT) * alone_s
-    at_least = (worth & (workers.limit > 0)).astype(np.int64)
+    at_least = least * (worth & (workers.limit >= least)).astype(np.int64)
+    if least > 1:  # those who are left out have nothing, and no part of that
+        workers = replace(workers, limit=np.where(at_least > 0, workers.limit, 0))
     return _fill(workers, micro_batches, at_least)
 
 
@@ -121,11 +130,13 @@ def better_shares(
     micro_batches: int,
     *,
     gain: float = 0.05,
+    least: int = 1,
 ) -> tuple[int, ...] | None:
     """New shares if they shorten the step by at least the fraction `gain`; None: stay as you are.
 
     `gain` is the hysteresis that keeps noise in the measured speeds from moving work about. Shares
-    that are not possible (another sum, a limit exceeded) are replaced whatever the gain.
+    that are not possible (another sum, a limit exceeded) are replaced whatever the gain. `least` is
+    that of `fit_shares`.
 
     >>> even, uneven = Speed(fixed_s=0, micro_batch_s=1), Speed(fixed_s=0, micro_batch_s=2)
     >>> better_shares((4, 4), [even, even], 8), better_shares((4, 4), [even, uneven], 8)
@@ -142,7 +153,7 @@ def better_shares(
     worth_s = (1 - gain) * workers.step_s(now) if possible else np.inf
     if workers.least_s(micro_batches) > worth_s:
         return None  # whichever are the best
-    best = _fit(workers, micro_batches)
+    best = _fit(workers, micro_batches, least)
     if np.array_equal(best, now) or workers.step_s(best) > worth_s:
         return None
     return tuple(best.tolist())

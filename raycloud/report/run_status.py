@@ -70,7 +70,7 @@ class RunStatus:
     workers: int = 0
     ready: int = 0
     members: tuple[int, ...] = ()
-    shares: tuple[float, ...] = ()
+    shares: tuple[int | float, ...] = ()
     generation: int | None = None
     recoveries: int = 0
     lost: int = 0

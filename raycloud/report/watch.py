@@ -239,7 +239,9 @@ def _members(watched: Watched, *, most: int) -> list[Text]:
 
 
 def _member(number: int, member: Member) -> Text:
-    share, step = ("-" if n is None else str(n) for n in (member.share, member.step))
+    share, step = (
+        "-" if n is None else f"{n:.4g}" if n % 1 else str(n) for n in (member.share, member.step)
+    )
     times = (member.compute_s, member.exchange_s)
     compute, exchange = ("-" if s is None else f"{figure(s)} s" for s in times)
     line = Text(f"  {number:>6}  ")

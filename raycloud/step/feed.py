@@ -11,13 +11,24 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from raycloud.errors import InternalError
-from raycloud.order import Assignment, MicroBatch, Position, Steps, StepSpan, assign, whole_shares
+from raycloud.order import (
+    PARTS,
+    Assignment,
+    MicroBatch,
+    Position,
+    Steps,
+    StepSpan,
+    assign,
+    whole_shares,
+)
 from raycloud.step.collate import Collate, Failures, Made, StepWork
 from raycloud.step.contract import RaisedError
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
     from raycloud.order import Round
+
+_DEALT = 4 * PARTS  # deals that are kept
 
 Held = tuple[tuple[float, ...], ...]  # for each lane, the bytes of it that each rank's node has
 Adopted = tuple[tuple[int, ...], ...]  # for each rank, indices of micro-batches
@@ -71,6 +82,8 @@ class Schedule:
             return tuple(every[k] for k in self._adopted[span.step][rank])
         asked = whole_shares(self.at(span.step).shares, span.step), len(every)
         if asked not in self._dealt:  # a few: the shares of each piece, full and short steps
+            if len(self._dealt) >= _DEALT:
+                self._dealt.clear()
             self._dealt[asked] = assign(*asked, self._held or None)
         return tuple(every[k] for k in self._dealt[asked].of(rank))
 

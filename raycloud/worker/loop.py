@@ -290,6 +290,7 @@ class Loop:
         self._computed = count = StepCount(
             step=work.span.step,
             steps=len(spans),
+            period=1 if norm is None else self._ends.period,
             generation=self.seat.generation,
             after=self._course.steps.after(last),
             weight=sums.weight,
@@ -316,8 +317,7 @@ class Loop:
         if follows:  # it tells of no step that it has not committed with all others
             self._tally.begin()
         else:
-            self.owed = found.owed
-            count.weight, count.skips = found.weight, found.skips
+            self.owed, count.weight, count.skips = found.owed, found.weight, found.skips
             count.norm = found.exchanged.norm if norm is None else norm
             count.exchange_s = found.exchanged.exchange_s + self._lane_s
             count.lane_s, count.overlap_s = self._lane_s, found.exchanged.overlap_s

@@ -38,8 +38,9 @@ _MOST = 4096  # samples that are looked up for one report; those of one step alw
 
 @dataclass(kw_only=True, slots=True)
 class StepCount:
-    """What one committed step adds, or a round of so many. Seconds and bytes are this member's own.
+    """What one committed step adds, or a round of so many, `period` at most.
 
+    Seconds and bytes are this member's own.
     Of a step that broke here, while others committed it, the exchange is not known. `computed` and
     `rows` are of all members: see `StepsCommitted` and `SampleAudit`.
     """
@@ -54,6 +55,7 @@ class StepCount:
     compute_s: float
     data_s: float
     steps: int = 1
+    period: int = 1
     computed: int = 0
     rows: int = 0
     read_s: float = 0.0
@@ -180,7 +182,7 @@ class Tally:
             cpu_s=_short(used_s),
             residual=residual(),
             typical_s=_short(weighted_median(self._took)),
-            period=max(count.steps for count in steps),
+            period=min(count.period for count in steps),
             energy_j=0.0 if self._meter is None else round(self._meter.joules(used_s), 3),
             gpu_only=self._meter is not None and self._meter.gpu_only,
             memory_bytes=0 if self._usage is None else self._usage.memory_bytes(),

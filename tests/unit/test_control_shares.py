@@ -197,6 +197,28 @@ def test_a_first_round_tells_how_fast_a_member_is_in_rounds():
     assert resharing.look(group=(0, 1), shares=(6, 2), step=1, now_s=1.0) == (5.4375, 2.5625)
 
 
+def test_the_others_keep_their_parts_where_one_needs_less_than_a_micro_batch():
+    settings = control(reshare_every_s=1.0, reshare_steps=1)._state.settings
+    speeds = (0.1, 0.1, 0.5)
+    readies = [ready(member, micro_batch_s=seconds) for member, seconds in enumerate(speeds)]
+    resharing = fitted(settings, *readies)
+    in_rounds(resharing, readies, (3.5, 3.5, 1))
+    assert resharing.look(group=(0, 1, 2), shares=(3.5, 3.5, 1), step=1, now_s=1.0) is None
+    in_rounds(resharing, readies, (3.5, 3.5, 1))
+    assert resharing.fit([SimpleNamespace(number=n) for n in (0, 1, 2)]) == (3.5, 3.5, 1)
+
+
+def test_first_steps_tell_nothing_of_speed_in_rounds():
+    settings = control(reshare_every_s=1.0, reshare_steps=1)._state.settings
+    readies = ready(0, micro_batch_s=0.1), ready(1, micro_batch_s=0.22)
+    resharing = fitted(settings, *readies)
+    for one, share in zip(readies, (6, 2), strict=True):
+        found = report(training(), one.member, 0, 4, share=share, compute_s=9.0)
+        resharing.observe(replace(found, period=16))
+    shares = resharing.look(group=(0, 1), shares=(6, 2), step=1, now_s=1.0)
+    assert shares is None or all(isinstance(share, int) for share in shares)
+
+
 def test_whom_less_than_a_micro_batch_would_do_gets_a_whole_one():
     settings = control(reshare_every_s=1.0, reshare_steps=1)._state.settings
     readies = ready(0, micro_batch_s=0.1), ready(1, micro_batch_s=1.0)

@@ -91,13 +91,17 @@ def test_running_statistics_are_those_of_all_micro_batches(shares: tuple[float, 
 
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("codec", ["none", "int4", "topk"])
-@pytest.mark.parametrize("after", [0, 1, 3, 4])
+@pytest.mark.parametrize(
+    ("after", "shares"),
+    [*((after, (3, 3, 2)) for after in (0, 1, 3, 4)), (3, (3.0625, 2.6875, 2.25))],
+)
 def test_a_member_that_is_lost_in_a_round_is_not_missed(
     after: int,
+    shares: tuple[float, ...],
     codec: str,
     norm: bool,
 ) -> None:
-    fleet = RoundFleet(in_rounds(codec), single(norm=norm), (3, 3, 2))
+    fleet = RoundFleet(in_rounds(codec), single(norm=norm), shares)
     fleet.round(0, 4)
     fleet.lose_in_round(1, 4, 8, after=after)
     fleet.round(8, 12)
