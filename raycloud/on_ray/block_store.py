@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from threading import Condition, Lock, RLock, Thread
@@ -254,12 +254,19 @@ class ClusterBlocks:
                     handle.ask.remote(method, *args)
         self.here(method, *args)
 
-    def others(self, method: str, *args: Any, patience_s: float | None = None) -> dict[str, Any]:
+    def others(
+        self,
+        method: str,
+        *args: Any,
+        nodes: Collection[str] | None = None,
+        patience_s: float | None = None,
+    ) -> dict[str, Any]:
         """What each other node returns, by node. A dead one is left out.
 
         Args:
             method: Of `NodeBlocks`.
             args: For it.
+            nodes: That are asked; None: all.
             patience_s: Who has not answered by then is left out, too; None: all are waited for.
 
         Raises:
@@ -267,7 +274,8 @@ class ClusterBlocks:
         """
         self.begin()
         others = [one for one in [*self.handles.items()] if one[0] != self.own.node]
-        calls = {node: handle.ask.remote(method, *args) for node, handle in others}
+        asked = [one for one in others if nodes is None or one[0] in nodes]
+        calls = {node: handle.ask.remote(method, *args) for node, handle in asked}
         if patience_s is not None and calls:
             every = [*calls.values()]
             done, _ = ray.wait(every, num_returns=len(every), timeout=patience_s)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _LEAST_S = 5.0
 _READ_BYTES_PER_S = 20e6  # that a core reads and prepares, about
+_SMALL_BYTES = _LEAST_S * _READ_BYTES_PER_S
 
 
 class SplitIngest:
@@ -224,15 +225,18 @@ class SplitIngest:
         keys = [one.block.key for one in made if one.block.rows]
         labels: dict[str, Any] = dict(self._blocks.here("labels", keys, column))
         if still := [key for key in keys if key not in labels]:
-            for found in self._blocks.others("labels", still, column).values():
+            holders = {node for key in still for node in self._made[key].block.nodes}
+            for found in self._blocks.others("labels", still, column, nodes=holders).values():
                 labels |= found
         of_works = [labels.get(work.key) for work in works]
         shares = deal_shares(self._recipe, works, made, of_works, self._lanes)
         self._found([share.key for share in shares if share.size])
         todo = [n for n, s in enumerate(shares) if s.size and s.key not in self._dealt]
         blocks, handles = [one.block for one in made], self._blocks.handles
+        small = sum(block.bytes for block in blocks) <= _SMALL_BYTES
         spec = replace(self._spec, shares=shares, blocks=blocks, handles=handles)
-        for _, block in readers.run(spec, todo):
+        # Each partition has rows of all blocks: whoever makes some would fetch every block first.
+        for _, block in readers.run(spec, todo, alone=small):
             self._dealt[block.key] = block
             self._fresh.add(block.key)
         dealt = [self._dealt[share.key] if share.size else None for share in shares]
@@ -241,9 +245,12 @@ class SplitIngest:
     def _asked(self, method: str, *args: Any) -> Mapping[str, Any]:
         """What other nodes say of what they hold, as long as making it again takes no longer.
 
-        On a slow node a process that could say so starts for half a minute.
+        On a slow node a process that could say so starts for half a minute: where all is made again
+        in the least time that one has to wait for it, nobody is asked.
         """
         size = sum(one.bytes for one in self.inputs)
+        if 0 < size <= _SMALL_BYTES:
+            return {}
         return self._blocks.others(method, *args, patience_s=_LEAST_S + size / _READ_BYTES_PER_S)
 
     def _keep(self, made: Made) -> None:

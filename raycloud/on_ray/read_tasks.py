@@ -47,6 +47,8 @@ ANY = -1  # a task that takes numbers in turn
 _RETRIES = 3  # of a task whose process dies
 _LOOK_S = 0.5  # after which it is foreseen how long all of it takes here
 _START_S = 3.0  # CPU time that a process takes to start: torch, Ray Data and the task
+_WAITING_START_S = 30.0  # to begin others for what is waited for, which they may hasten or not
+_BUSY = 0.5  # of a processor that who reads takes: else it waits for the files' store
 NumberedBlock = tuple[int, Any]
 _CPUS = "raycloud.cpus"
 _STATISTICS = (
@@ -160,6 +162,8 @@ def numbered(
 ) -> Iterator[dict[str, Any]]:
     """Makes what a row says; or, of a row that says nothing, whatever is left to be taken."""
     actor, ticket = taking
+    with suppress(RaycloudError):  # told again when it is needed
+        reader_of(spec[0])  # loads the task: a slow process keeps nobody waiting for what it took
     own = int(rows["number"][0])
     number = own if own >= 0 else ray.get(actor.take.remote(ticket))
     while number is not None:
@@ -254,8 +258,10 @@ class Readers:
             return self._options
         return {**self._options, "label_selector": {"ray.io/node-id": f"in({', '.join(nodes)})"}}
 
-    def run(self, spec: ReadSpec, numbers: Sequence[int]) -> Iterator[NumberedBlock]:
-        """What `Reader.make` makes of each number, as it is done.
+    def run(
+        self, spec: ReadSpec, numbers: Sequence[int], *, alone: bool = False
+    ) -> Iterator[NumberedBlock]:
+        """What `Reader.make` makes of each number, as it is done; `alone`: here, if that may be.
 
         Raises:
             RaycloudError: What a reader raised; of several the first to be done.
@@ -266,7 +272,7 @@ class Readers:
         self._here = self._may()
         left = list(numbers)
         with self._queue.of(numbers) as ticket:
-            for number, made in self._together(spec, left, ticket):
+            for number, made in self._together(spec, left, ticket, here_alone=alone):
                 if number in left:  # else a task that was run again made it again
                     left.remove(number)
                     yield number, _checked(made)
@@ -305,16 +311,17 @@ class Readers:
                 yield _checked(row["made"])
 
     def _together(
-        self, spec: ReadSpec, left: Sequence[int], ticket: str
+        self, spec: ReadSpec, left: Sequence[int], ticket: str, *, here_alone: bool
     ) -> Iterator[NumberedBlock]:
         """Whatever is made, here and elsewhere, until all is or nobody is at it any more."""
         # An error, or None: one of those at it has ended.
         found: SimpleQueue[NumberedBlock | BaseException | None] = SimpleQueue()
-        began_s, count, at_it = self._clock.monotonic_s(), len(left), 1
+        began_s, cpu_s = self._clock.monotonic_s(), self._clock.cpu_s()
+        count, at_it, first = len(left), 1, True
         # As many tasks as work at once, and not one for each number: Ray takes a worker back when
         # its task is done and leases it anew for the next, so that short tasks hardly overlap.
         most = self._cpus - 1 if self._here else self._cpus
-        alone = self._here and most > 0
+        alone = self._here and most > 0 and not here_alone
         if self._here:
             _begin(found, partial(self._in_this_process, spec, ticket))
         else:
@@ -324,12 +331,18 @@ class Readers:
                 got = found.get(timeout=_LOOK_S if alone else None)
                 if isinstance(got, tuple):
                     yield got
+                    if first:  # before it, the task was loaded
+                        first, count = False, len(left)
+                        began_s, cpu_s = self._clock.monotonic_s(), self._clock.cpu_s()
                 else:
                     at_it -= 1
                 if isinstance(got, BaseException):
                     self._why = type(got).__name__
             spent_s, still = self._clock.monotonic_s() - began_s, len(left)
-            if alone and spent_s >= _LOOK_S and spent_s * still > _START_S * (count - still):
+            busy = self._clock.cpu_s() - cpu_s > _BUSY * spent_s
+            start_s = _START_S if busy else _WAITING_START_S
+            least_s = _START_S if first else _LOOK_S
+            if alone and spent_s >= least_s and spent_s * still > start_s * (count - still):
                 alone, at_it = False, at_it + 1
                 _begin(found, partial(self._elsewhere, spec, [ANY] * min(most, still), ticket))
 
