@@ -145,6 +145,7 @@ def run_once(there: Bed, row: Row) -> dict[str, Any]:
     environment = {
         **os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
         "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'jobs'}",
+        "RAYCLOUD_CACHE": str(there.place / "cache" / "head"),  # nothing is there of runs before
     }  # fmt: skip
     with (
         Testbed(there.setting.spec(zones_known=zones_known)) as bed,
