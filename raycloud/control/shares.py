@@ -78,9 +78,11 @@ class Resharing:
     def know(self, ready: MemberReady) -> None:
         """Take in what a member that is new has measured before it was ready."""
         if self._fits and ready.member not in self._estimates:
-            grey = self._settings.max_workers <= _GREY_MOST
-            self._estimates[ready.member] = ExpectedSpeed(speed(ready), grey=grey)
+            self._estimates[ready.member] = self._expected(speed(ready))
             self._note(ready.member, self._estimates[ready.member])
+
+    def _expected(self, prior: Speed) -> ExpectedSpeed:
+        return ExpectedSpeed(prior, grey=self._settings.max_workers <= _GREY_MOST)
 
     def speed_of(self, ready: MemberReady) -> Speed:
         """Of a member that has measured itself, as it is known now."""
@@ -124,8 +126,7 @@ class Resharing:
             now = replace(
                 before, fixed_s=before.fixed_s * part, micro_batch_s=before.micro_batch_s * part
             )
-            grey = self._settings.max_workers <= _GREY_MOST
-            self._estimates[report.member] = ExpectedSpeed(now, grey=grey)
+            self._estimates[report.member] = self._expected(now)
 
     def _parts_of(self, group: Sequence[int]) -> int:
         """Of a micro-batch, that shares may be in; whole ones where there is none for each."""

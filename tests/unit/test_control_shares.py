@@ -212,11 +212,11 @@ def test_first_steps_tell_nothing_of_speed_in_rounds():
     settings = control(reshare_every_s=1.0, reshare_steps=1)._state.settings
     readies = ready(0, micro_batch_s=0.1), ready(1, micro_batch_s=0.22)
     resharing = fitted(settings, *readies)
-    for one, share in zip(readies, (6, 2), strict=True):
-        found = report(training(), one.member, 0, 4, share=share, compute_s=9.0)
+    for one, share, compute_s in zip(readies, (6, 2), (9.0, 6.0), strict=True):
+        found = report(training(), one.member, 0, 4, share=share, compute_s=compute_s)
         resharing.observe(replace(found, period=16))
-    shares = resharing.look(group=(0, 1), shares=(6, 2), step=1, now_s=1.0)
-    assert shares is None or all(isinstance(share, int) for share in shares)
+    shares = resharing.fit([SimpleNamespace(number=n) for n in (0, 1)])
+    assert all(isinstance(share, int) for share in shares)
 
 
 def test_whom_less_than_a_micro_batch_would_do_gets_a_whole_one():
