@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+from raycloud.order import whole_shares
 from raycloud.planner.cost import sent_bytes, transport_seconds
 from raycloud.planner.plan import costs_of, zone_sizes
 from raycloud.planner.shares import fit_shares
@@ -87,7 +88,8 @@ class ClusterCosts:
         besides_s = predicted.step_s - predicted.compute_s
         compute_s, most = predicted.compute_s, self.job.elastic.backup_micro_batches
         if most and len(on) > 1:
-            compute_s = backed_up(speeds, [*map(int, shares)], ring(on, len(on)), most=most).seconds
+            whole = whole_shares(shares, step=0)
+            compute_s = backed_up(speeds, whole, ring(on, len(on)), most=most).seconds
         return compute_s + besides_s, besides_s
 
     def alone_s(self, nodes: int) -> float:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from raycloud.order import EpochSizes, Position, Steps, deal, mix
+from raycloud.order import EpochSizes, Position, Steps, deal, mix, whole_shares
 
 MASK = (1 << 64) - 1
 Words = npt.NDArray[np.uint64]
@@ -256,7 +256,7 @@ class Lockstep:
         if known is None:
             count = -(-samples // self.cut.micro_batch)
             full = samples == self.cut.global_batch
-            counts = np.array(self.shares if full else deal(self.shares, count), np.int64)
+            counts = np.array(whole_shares(self.shares, 0) if full else deal(self.shares, count))
             bounds = np.zeros(len(counts) + 1, np.int64)
             np.cumsum(counts * self.cut.micro_batch, out=bounds[1:])
             known = self._dealt[samples] = counts, np.minimum(bounds, samples)
