@@ -240,7 +240,7 @@ PAPERS = (
         modules=("step/asynchronous.py", "server"),
         command="python -m benchmarks.run --scenario S2 --contestants limit,raycloud-ssp",
         test="testbed/test_quick.py",
-        measured=Measured(file=f"{RESULTS}/sync/S2-servers.json", said=_stale),
+        measured=Measured(file=f"{RESULTS}/sync/S2-parts.json", said=_stale),
     ),
     Strategy(
         name="Parameter servers",
