@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,8 @@ Array = npt.NDArray[Any]
 _Kind = tuple[np.dtype[Any], tuple[int, ...]]
 _Kinds = dict[str, _Kind]
 """By column of fixed width, the type of its values and the shape of one."""
+Wanted = Sequence[tuple["Block", Ids]]
+"""Blocks, and the numbers of the rows of each that are asked for."""
 
 _OPEN_BLOCKS = 1024  # maps cost next to nothing, but the kernel counts them (65530)
 _PREFETCHED_BLOCKS = 256  # a block is not read ahead again while it is one of the last so many
@@ -32,21 +34,32 @@ _PAGE_BYTES = 4096
 class BlockSamples:
     """Samples of an `Index`: row r of its blocks, in order, is the sample with id r. Thread-safe.
 
-    Blocks are opened when a row of theirs is first needed or prefetched, and kept open.
+    Blocks are opened when a row of theirs is first needed or prefetched, and kept open. Of one that
+    is on another node, single rows are asked for until all of it is here.
+
+    Args:
+        index: Of the blocks.
+        table_of: The rows of a block. It is called from any thread, and again for a block that was
+            not used for long; it may block. The table is kept, and with it the memory that it is a
+            view of.
+        rows_of: By key, those rows of blocks that are asked for, without those of blocks that are
+            on this node; None: all blocks are.
     """
 
-    def __init__(self, index: Index, table_of: Callable[[Block], pa.Table]) -> None:
-        """`table_of` is called from any thread, and again for a block that was not used for long.
-
-        It may block. The table is kept, and with it the memory that it is a view of.
-        """
+    def __init__(
+        self,
+        index: Index,
+        table_of: Callable[[Block], pa.Table],
+        rows_of: Callable[[Wanted], Mapping[str, pa.Table]] | None = None,
+    ) -> None:
         self.index = index
-        self._table_of = table_of
+        self._table_of, self._rows_of = table_of, rows_of
         self._starts = np.array(index.starts, dtype=np.int64)
         self._open: dict[int, _Opened] = {}
         self._opening: dict[int, threading.Lock] = {}
         self._kinds: dict[Any, _Kinds] = {}  # each that a block has, once
         self._prefetched: dict[int, None] = {}
+        self._coming: set[int] = set()  # that are being read ahead, or wait for it
         self._ahead: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
 
@@ -75,9 +88,14 @@ class BlockSamples:
         blocks = blocks[order]
         edges = [0, *(np.flatnonzero(np.diff(blocks)) + 1).tolist(), len(ids)]
         local = ids[order] - self._starts[blocks]
+        numbers = [int(blocks[start]) for start in edges[:-1]]
+        of_each = [local[start:stop] for start, stop in pairwise(edges)]
+        far = self._far(numbers, of_each)
         picks = [
-            (self._opened(int(blocks[start])), local[start:stop], order[start:stop])
-            for start, stop in pairwise(edges)
+            (far[n], np.arange(stop - start), order[start:stop])
+            if n in far
+            else (self._opened(n), local[start:stop], order[start:stop])
+            for n, (start, stop) in zip(numbers, pairwise(edges), strict=True)
         ]
         first, kinds = picks[0][0], _kinds_of([opened for opened, _, _ in picks])
         columns = {}
@@ -97,24 +115,49 @@ class BlockSamples:
         numbers = set(self._blocks_of(np.asarray(ids, dtype=np.int64)).tolist())
         if numbers <= self._prefetched.keys():  # nearly always
             return
+        self._begin_reading(numbers)
+
+    def _begin_reading(self, numbers: set[int]) -> None:
         with self._lock:
             new = sorted(numbers - self._prefetched.keys())
             self._prefetched.update(dict.fromkeys(new))
             while len(self._prefetched) > _PREFETCHED_BLOCKS:
                 del self._prefetched[next(iter(self._prefetched))]
+            self._coming.update(new)
             if self._ahead is None:
                 self._ahead = ThreadPoolExecutor(1, thread_name_prefix="raycloud-read-ahead")
         for number in new:
-            assert self._ahead is not None  # noqa: S101
             self._ahead.submit(self._read_ahead, number)
 
     def _read_ahead(self, number: int) -> None:
-        for column in self._opened(number).table.columns:
+        try:
+            table = self._opened(number).table
+        finally:
+            self._coming.discard(number)
+        for column in table.columns:
             for chunk in column.chunks:
                 for buffer in chunk.buffers():
                     if buffer is not None and buffer.size:
                         # One byte of each page: the kernel reads what is not in memory yet.
                         np.frombuffer(buffer, dtype=np.uint8)[::_PAGE_BYTES].sum()
+
+    def _far(self, numbers: Sequence[int], rows: Sequence[Ids]) -> dict[int, _Opened]:
+        """By block, its rows alone, where they are sooner here than all of it."""
+        if self._rows_of is None or all(number in self._open for number in numbers):
+            return {}
+        closed = {number for number in numbers if number not in self._open}
+        self._begin_reading(closed)
+        wanted = [
+            (number, self.index.blocks[number], local)
+            for number, local in zip(numbers, rows, strict=True)
+            if number in closed and number in self._coming  # else reading it has failed, or is done
+        ]
+        found = self._rows_of([(block, local) for _, block, local in wanted])
+        return {
+            number: _Opened(found[block.key])
+            for number, block, local in wanted
+            if block.key in found and len(found[block.key]) == len(local)
+        }
 
     def _blocks_of(self, ids: Ids) -> Ids:
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(self):

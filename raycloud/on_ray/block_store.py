@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from raycloud.data.cache import DataSet, Use
     from raycloud.data.index import Block
     from raycloud.data.recipe import Made, Recipe, Work
+    from raycloud.data.samples import Ids, Wanted
     from raycloud.packing.code import TaskCode
     from raycloud.spec import Job
     from raycloud.task import Task
@@ -115,6 +116,13 @@ class NodeBlocks:
                 return file.read_buffer()
         except OSError:
             return None
+
+    def rows(self, wanted: Mapping[str, Ids]) -> dict[str, pa.Table]:
+        """By key, the rows with these numbers of those of these blocks that are whole here."""
+        import pyarrow as pa
+
+        tables = {key: self.cache.open_whole(key) for key in wanted}
+        return {k: t.take(pa.array(wanted[k])) for k, t in tables.items() if t is not None}
 
     def sees(self, path: str, size: int) -> bool:
         """Whether this node's file system has a file of this size at `path`."""
@@ -329,14 +337,38 @@ class BlockFetcher:
                 return self._cache.open_whole(block.key)
         return None
 
-    def _fetched(self, key: str, node: str) -> bool:
+    def rows(self, wanted: Wanted) -> dict[str, pa.Table]:
+        """By key, these rows of blocks that are not on this node, as far as others gave them."""
+        by_node: dict[str, dict[str, Ids]] = {}
+        for block, numbers in wanted:
+            node = next((one for one in block.nodes if one in self._handles), self._node)
+            if node != self._node and not self._cache.has(block.key):
+                by_node.setdefault(node, {})[block.key] = numbers
+        calls = [(node, self._ask(node, "rows", of_node)) for node, of_node in by_node.items()]
+        found: dict[str, pa.Table] = {}
+        for node, call in calls:
+            found |= self._answer(node, call) or {}
+        return found
+
+    def _ask(self, node: str, method: str, *args: Any) -> ObjectRef[Any] | None:
+        handle = self._handles.get(node)  # another thread may have given it up
+        return None if handle is None else handle.ask.remote(method, *args)
+
+    def _answer(self, node: str, call: ObjectRef[Any] | None) -> Any:
+        """What another node returns; None: an error, or it is out of reach."""
+        if call is None:
+            return None
         try:
-            content = ray.get(self._handles[node].ask.remote("content", key), timeout=_FETCH_S)
+            found = ray.get(call, timeout=_FETCH_S)
         except (RayError, GetTimeoutError) as error:
             self._handles.pop(node, None)
             self._notice("a node's blocks are out of reach", node=node, why=first_line(error))
-            return False
-        if content is None or isinstance(content, RaycloudError):
+            return None
+        return None if isinstance(found, RaycloudError) else found
+
+    def _fetched(self, key: str, node: str) -> bool:
+        content = self._answer(node, self._ask(node, "content", key))
+        if content is None:
             return False
         try:
             self._cache.copy_in(key, [memoryview(content)])

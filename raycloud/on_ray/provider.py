@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from raycloud.data.index import Block, Index
     from raycloud.data.provider import Least
-    from raycloud.data.samples import BlockSamples
+    from raycloud.data.samples import BlockSamples, Wanted
     from raycloud.net.stream import Place
     from raycloud.on_ray.block_store import BlockFetcher, NodeBlocks
     from raycloud.on_ray.ingest import Ready
@@ -204,6 +204,11 @@ class RayProvider:
             )
         return table
 
+    def rows_of(self, wanted: Wanted) -> dict[str, pa.Table]:
+        """By key, those rows of blocks that are sooner here from another node than whole blocks."""
+        pinned = self._references()
+        return self._connected().rows([one for one in wanted if one[0].key not in pinned])
+
     def _connect(self, ready: Ready) -> None:
         from raycloud.on_ray.block_store import BlockFetcher, cache_of
 
@@ -242,7 +247,8 @@ class RayProvider:
     def _samples(self, index: Index) -> BlockSamples:
         from raycloud.data.samples import BlockSamples
 
-        return BlockSamples(index, self.table_of)
+        elsewhere = any(node != self._node for node in self._handles)
+        return BlockSamples(index, self.table_of, self.rows_of if elsewhere else None)
 
     def _from_memory(self, block: Block) -> pa.Table | None:
         reference = self._references().get(block.key)

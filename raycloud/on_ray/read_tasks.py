@@ -339,10 +339,8 @@ class Readers:
                 if isinstance(got, BaseException):
                     self._why = type(got).__name__
             spent_s, still = self._clock.monotonic_s() - began_s, len(left)
-            busy = self._clock.cpu_s() - cpu_s > _BUSY * spent_s
-            start_s = _START_S if busy else _WAITING_START_S
-            least_s = _START_S if first else _LOOK_S
-            if alone and spent_s >= least_s and spent_s * still > start_s * (count - still):
+            spent = spent_s, self._clock.cpu_s() - cpu_s
+            if alone and _pays(spent, made=count - still, left=still, first=first):
                 alone, at_it = False, at_it + 1
                 _begin(found, partial(self._elsewhere, spec, [ANY] * min(most, still), ticket))
 
@@ -366,6 +364,23 @@ class Readers:
         rows = source.map_batches(numbered, fn_kwargs=named, **options)
         for row in quiet(rows, cpus=self._cpus, in_order=False).iter_rows():
             yield row["number"], row["made"]
+
+
+def _pays(spent_s: tuple[float, float], *, made: int, left: int, first: bool) -> bool:
+    """Whether others are worth their start: alone the rest takes longer than that.
+
+    Args:
+        spent_s: Since then, and of it processor time.
+        made: Blocks since then.
+        left: Still to be made.
+        first: No block is made yet: the task may still be loading.
+    """
+    wall_s, cpu_s = spent_s
+    if wall_s < (_START_S if first else _LOOK_S):
+        return False
+    start_s = _START_S if cpu_s > _BUSY * wall_s else _WAITING_START_S
+    # Where none is made, it is known only that one takes longer than was spent.
+    return wall_s * left > start_s * max(1, made)
 
 
 def _begin(

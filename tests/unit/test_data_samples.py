@@ -252,3 +252,63 @@ def test_what_fails_ahead_is_told_when_it_is_needed(blocks: Blocks) -> None:
     assert tried.acquire(timeout=30)
     with pytest.raises(DataError, match="gone"):
         samples.gather(np.array([0]))
+
+
+def test_single_rows_of_blocks_elsewhere_until_they_are_here(blocks: Blocks) -> None:
+    """A step need not wait for all of a block of which it reads a row."""
+    go, asked = threading.Event(), []
+
+    def table_of(block: Block) -> pa.Table:
+        assert go.wait(30)
+        return blocks.table_of(block)
+
+    def rows_of(wanted: samples_module.Wanted) -> dict[str, pa.Table]:
+        asked.append({block.key: numbers.tolist() for block, numbers in wanted})
+        return {
+            block.key: blocks.tables[int(block.key)].take(pa.array(numbers))
+            for block, numbers in wanted
+        }
+
+    samples = BlockSamples(blocks.index, table_of, rows_of)
+    ids = np.array([16, 3, 0, 16])
+    try:
+        rows = samples.gather(ids)
+        assert not blocks.opened
+        assert len(asked) == 1
+        assert {key: len(numbers) for key, numbers in asked[0].items()} == {"0": 2, "3": 2}
+    finally:
+        go.set()
+    while True:
+        before, there = len(asked), samples.gather(ids)
+        for name in ("label", "image"):
+            assert np.array_equal(rows[name], there[name])
+        if len(asked) == before:  # both blocks are here
+            break
+    assert blocks.opened == ["0", "3"]
+
+
+def test_rows_elsewhere_that_nobody_gives(blocks: Blocks) -> None:
+    samples = BlockSamples(blocks.index, blocks.table_of, lambda _: {})
+    assert samples.gather(np.array([16, 3]))["label"].tolist() == [16, 3]
+
+
+def test_reading_a_block_elsewhere_that_fails_is_told(blocks: Blocks) -> None:
+    go = threading.Event()
+
+    def table_of(_block: Block) -> Any:
+        assert go.wait(30)
+        raise DataError("gone")
+
+    def rows_of(wanted: samples_module.Wanted) -> dict[str, pa.Table]:
+        go.set()
+        return {
+            block.key: blocks.tables[int(block.key)].take(pa.array(numbers))
+            for block, numbers in wanted
+        }
+
+    samples = BlockSamples(blocks.index, table_of, rows_of)
+    assert samples.gather(np.array([0]))["label"].tolist() == [0]
+    while samples._coming:  # until reading it has failed
+        assert samples.gather(np.array([0]))["label"].tolist() == [0]
+    with pytest.raises(DataError, match="gone"):
+        samples.gather(np.array([0]))
