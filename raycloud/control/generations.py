@@ -142,6 +142,15 @@ def regroup(state: JobState) -> Iterator[Command]:
     )
 
 
+def note_uneven(state: JobState) -> Iterator[Command]:
+    """What is left of a round is about to be dealt anew, for the sake of one that is far behind."""
+    membership = state.membership
+    late = state.resharing.late_in_round(membership.group, membership.shares)
+    if late is not None:
+        what = "a member is far behind in a round: what is left of it is dealt anew"
+        yield Noticed(what=what, member=late)
+
+
 def _who_goes_on(state: JobState) -> list[int]:
     """Those that are left, by rank, and no more than may compute: who has the state and stays.
 

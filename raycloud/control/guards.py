@@ -302,6 +302,18 @@ def _apart(state: JobState) -> bool:
     return state.heartbeats.heard_since(since_s, group) == len(group)
 
 
+def _uneven(state: JobState) -> bool:
+    """Once in a round: who meets for it again before the next would only lose time."""
+    membership = state.membership
+    return (
+        state.recovery.meetings == 1
+        and membership.met
+        and not membership.following
+        and not membership.any_done()
+        and state.resharing.late_in_round(membership.group, membership.shares) is not None
+    )
+
+
 def _all_ready(state: JobState) -> bool:
     roster = state.membership.roster
     return roster.states[MemberState.READY] == len(roster.present)
@@ -392,6 +404,7 @@ _HOLDS: Final[Mapping[Condition, Callable[[JobState], bool]]] = {
     Condition.ENOUGH: _enough,
     Condition.BROKEN: lambda state: state.membership.any_missing(),
     Condition.APART: _apart,
+    Condition.UNEVEN: _uneven,
     Condition.MET: lambda state: state.membership.met,
     Condition.STOP_ASKED: _stop_asked,
     Condition.GATHERED: gathered,

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,22 @@ _JUST_S = 0.1  # ... but for so long after any answer nobody is cut off
 _SURE = 8.0  # phi: one such answer in a hundred million would still have come
 
 
+class Behind(NamedTuple):
+    """What a member says of a share that takes far longer than usual.
+
+    Attributes:
+        micro_batches: Of the share.
+        seconds: That it is likely to take.
+        rest_s: Of a round: that all that is left of it is likely to take; 0.0: it is no round.
+        usual_s: That this would take at the usual pace.
+    """
+
+    micro_batches: int
+    seconds: float
+    rest_s: float = 0.0
+    usual_s: float = 0.0
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heard:
     """What the driver has heard since it last looked.
@@ -39,8 +56,7 @@ class Heard:
         late_s: By member that has answered since: how much later than due, at least.
         due_s: By member: until when it is, or was, to answer the call that was made last.
         still_s: By member that stands still in the midst of computing: for how long, as it says.
-        behind: By member that computes a share of which it has said that it takes far longer than
-            usual: its micro-batches, and the seconds that it is likely to take.
+        behind: By member that computes a share that takes far longer than usual: what it says.
         cut_s: By member whose machine acknowledges nothing any more: for how long.
         reached: Members whose machines do.
     """
@@ -49,7 +65,7 @@ class Heard:
     late_s: Mapping[int, float] = field(default_factory=dict)
     due_s: Mapping[int, float] = field(default_factory=dict)
     still_s: Mapping[int, float] = field(default_factory=dict)
-    behind: Mapping[int, tuple[int, float]] = field(default_factory=dict)
+    behind: Mapping[int, Behind] = field(default_factory=dict)
     cut_s: Mapping[int, float] = field(default_factory=dict)
     reached: frozenset[int] = frozenset()
 

@@ -327,6 +327,8 @@ class Control:
             if condition is Condition.GATHERED:
                 yield from rollback.gather(state)
             elif row[condition] is Phase.REGROUPING:
+                if condition is Condition.UNEVEN:
+                    yield from generations.note_uneven(state)
                 yield from generations.regroup(state)
             elif why := guards.explain(state, condition):
                 unsaved = why == state.checkpoints.why_unsaved()

@@ -22,6 +22,7 @@ from raycloud.planner.shares import (
 from raycloud.planner.speed import NO_LIMIT, Speed, Speeds
 
 if TYPE_CHECKING:
+    from raycloud.control.heartbeats import Behind
     from raycloud.control.member import Member
     from raycloud.control.settings import ControlSettings
     from raycloud.events import MemberReady, StepsCommitted
@@ -34,6 +35,7 @@ _FINE_GAIN = 0.02  # of a round's: those of many steps
 _TRY_EVERY = 40.0  # times what a step takes more with a micro-batch for who was idle: it takes two
 _TRY_S = 20.0
 _SAYS = 8  # members, in a note
+_REDEAL_S = 2.0  # more than it takes to meet anew and to deal what is left of a round
 _GREY_MOST = 256  # members, up to which each is followed by a grey Markov chain, too
 
 
@@ -74,6 +76,7 @@ class Resharing:
         self._told: dict[int, str] = {}  # which forecast was said to be used, by member
         self.changed = self._long = False
         self._in_rounds: set[int] = set()  # members whose last report was of rounds
+        self._rests_s: dict[int, tuple[float, float]] = {}  # of rounds, by member that is late
 
     def know(self, ready: MemberReady) -> None:
         """Take in what a member that is new has measured before it was ready."""
@@ -100,6 +103,7 @@ class Resharing:
     def observe(self, report: StepsCommitted) -> None:
         """Take in a member's measured seconds."""
         steps = report.last_step - report.first_step
+        self._rests_s.pop(report.member, None)
         if self._fits and steps > 0 and report.micro_batches > 0:
             if (report.member in self._in_rounds) != (report.period > 1):
                 self._take_turn(report, steps)
@@ -133,18 +137,30 @@ class Resharing:
         enough = self._settings.micro_batches >= len(group)
         return PARTS if enough and self._in_rounds.issuperset(group) else 1
 
-    def foresee(self, behind: Mapping[int, tuple[int, float]]) -> None:
-        """Take in who has said, in the midst of a share, that it takes far longer than usual.
-
-        Args:
-            behind: By member, its micro-batches and the seconds that they are likely to take.
-        """
-        for member, (micro_batches, seconds) in behind.items():
+    def foresee(self, behind: Mapping[int, Behind]) -> None:
+        """Take in who has said, in the midst of a share, that it takes far longer than usual."""
+        for member, (micro_batches, seconds, rest_s, usual_s) in behind.items():
             estimate = self._estimates.get(member)
             if estimate is None or seconds < _FAR * estimate.speed.seconds(micro_batches):
                 continue  # it was foreseen
-            self.changed |= estimate.observe(micro_batches, 1, seconds)
+            self._rests_s[member] = rest_s, usual_s
+            steps = max(1, round(rest_s / seconds))
+            self.changed |= estimate.observe(micro_batches * steps, steps, seconds * steps)
             self._note(member, estimate)
+
+    def late_in_round(self, group: Sequence[int], shares: Sequence[float]) -> int | None:
+        """A member whose rest of a round is done far sooner where all divide it; None: nobody.
+
+        The others are taken to have as much left as it would have at its usual pace.
+        """
+        every = sum(shares)
+        for member, share in zip(group, shares, strict=True):
+            rest_s, usual_s = self._rests_s.get(member, (0.0, 0.0))
+            if rest_s > 0.0 and len(group) > 1:
+                speed = 1.0 - share / every * (1.0 - usual_s / rest_s)  # of all, 1 as it was
+                if rest_s - usual_s / speed > _REDEAL_S:
+                    return member
+        return None
 
     def _note(self, member: int, estimate: ExpectedSpeed) -> None:
         """Its speed, where those of many are asked for at once."""
@@ -283,6 +299,7 @@ class Resharing:
 
     def wait(self, step: int, now_s: float, *, worth: int = 0) -> None:
         """Look again only after some time and steps; by default forget the gain seen so far."""
+        self._rests_s.clear()
         self._looked_s, self._looked_step, self._worth = now_s, step, worth
 
 

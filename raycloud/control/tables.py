@@ -65,6 +65,7 @@ class Condition(StrEnum):
     ALL_READY = "all members are ready"
     BROKEN = "a member of the generation, or of the one to come, is gone"
     APART = "the exchange broke, and nobody was found to be gone"
+    UNEVEN = "a member is far behind in a round, and its rest is done sooner where all divide it"
     MET = "the generation is known to have met"
     STOP_ASKED = "a stop was asked for"
     STOPPED_TWICE = "a stop was asked for twice"
@@ -240,6 +241,7 @@ PHASE_ON_CONDITION: Final[Mapping[Phase, Mapping[Condition, Phase]]] = {
     Phase.TRAINING: {
         Condition.BROKEN: Phase.REGROUPING,
         Condition.APART: Phase.REGROUPING,
+        Condition.UNEVEN: Phase.REGROUPING,
         Condition.STOP_ASKED: Phase.STOPPING,
         Condition.UNSAVED: Phase.FAILED,
         Condition.PART_MISSING: Phase.FAILED,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayError
 
-from raycloud.control.heartbeats import Heard
+from raycloud.control.heartbeats import Behind, Heard
 from raycloud.errors import PlacementError
 from raycloud.events import Event, MemberLost, MemberReturned, MemberSpawned
 from raycloud.net.heartbeat import Heartbeats
@@ -109,7 +109,7 @@ class Fleet:
         self._probes = Heartbeats(ray.util.get_node_ip_address(), clock)
         self._late_s: dict[int, float] = {}
         self._still_s: dict[int, float] = {}
-        self._behind: dict[int, tuple[int, float]] = {}
+        self._behind: dict[int, Behind] = {}
         self._waiting: dict[int, MemberConfig] = {}
         self._looked_s = 0.0
         self._collators: tuple[str, ...] = ()
@@ -325,7 +325,7 @@ class Fleet:
                 case Stalled():
                     self._still_s[member] = one.seconds
                 case Straggling():
-                    self._behind[member] = one.micro_batches, one.seconds
+                    self._behind[member] = Behind(*astuple(one))
                 case LogLines():
                     self._lines.append(one)
                 case OutboxEntry():

@@ -158,7 +158,7 @@ class Replica:
         self.statistics.notice = self._tell
         self._transport: Transport | None = None
         self.broken: TransportError | None = None
-        self.pace = StragglerWatch(clock)
+        self.pace = StragglerWatch(clock, meets=not job.asynchronous)
         self.kept: PartialStep | None = None
         self.last: tuple[Pass, torch.Tensor] | None = None
         self.own_extra, self.told, self.local, self.waited_s = False, False, False, 0.0

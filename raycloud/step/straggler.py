@@ -22,10 +22,17 @@ _BETWEEN_S = 1.5  # longer between two looks: this process stood still itself, o
 
 @dataclass(frozen=True, slots=True)
 class Straggling:
-    """A share of `micro_batches` that is being computed is likely to take so many `seconds`."""
+    """A share of `micro_batches` that is being computed is likely to take so many `seconds`.
+
+    Attributes:
+        rest_s: Of a round: what all that is left of it is likely to take, that share included.
+        usual_s: What that would take at the usual pace. 0.0, both: it is no round.
+    """
 
     micro_batches: int
     seconds: float
+    rest_s: float = 0.0
+    usual_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +44,44 @@ class _Span:
     cpu_s: float
 
 
+class _Course:
+    """Shares of one round: what they take, beside what those of the round before have taken.
+
+    Args:
+        usual_s: Seconds of a micro-batch before it.
+
+    Attributes:
+        left: Steps that are left of it, that included which is computed.
+    """
+
+    def __init__(self, usual_s: float) -> None:
+        self.usual_s, self.left = usual_s, 0
+        self._micro_batches, self._took_s = 0, 0.0
+        self._paces_s = (0.0, 0.0)  # seconds of a micro-batch in the last two shares
+
+    @property
+    def micro_batch_s(self) -> float:
+        """Seconds of a micro-batch in it; 0.0 before there is any."""
+        return self._took_s / self._micro_batches if self._micro_batches else 0.0
+
+    def add(self, micro_batches: int, took_s: float) -> None:
+        """A share of it is done."""
+        self._micro_batches += micro_batches
+        self._took_s += took_s
+        if micro_batches:
+            self._paces_s = self._paces_s[1], took_s / micro_batches
+
+    def look(self, micro_batches: int, took_s: float) -> list[Straggling]:
+        """What is to be told while the share of a step is computed."""
+        usual_s = self.usual_s
+        late_s = self._took_s + took_s - usual_s * (self._micro_batches + micro_batches)
+        _, pace_s, _ = sorted((*self._paces_s, took_s / micro_batches))  # one alone is a hiccup
+        if not usual_s or late_s < _LONG_S or pace_s < _FAR * usual_s:
+            return []
+        left = micro_batches * self.left
+        return [Straggling(micro_batches, pace_s * micro_batches, pace_s * left, usual_s * left)]
+
+
 class StragglerWatch:
     """Compares a share that is computed with the one before. One thread computes, another may look.
 
@@ -44,12 +89,21 @@ class StragglerWatch:
     so it is known how long the rest will take. Of a GPU nothing is known here: its work is begun
     long before it is done. `longest_s` is the most that a share has taken; None before the first
     one.
+
+    In a round nobody waits for the end of a share, but for that of the last: there a member is late
+    by what all shares of the round have taken, and goes on as in two of the last three.
+
+    Args:
+        clock: Of wall and processor time.
+        meets: All wait for the end of a round; else its shares count one by one.
     """
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock, *, meets: bool = True) -> None:
+        self._clock, self._meets = clock, meets
         self._now: _Span | None = None
         self._usual: _Span | None = None
+        self._course: _Course | None = None  # of the round that is computed
+        self._round_s = 0.0  # seconds of a micro-batch in the round before
         self._looked: tuple[_Span, float, float] | None = None
         self._told = False  # something, of what is computed now
         self._waits = False
@@ -60,8 +114,19 @@ class StragglerWatch:
         """In the midst of a share, and waiting for nobody."""
         return self._now is not None and not self._waits
 
-    def begin(self, micro_batches: int) -> None:
-        """A share is computed from now on; of one of 0 nothing is told, whatever is done in it."""
+    def begin(self, micro_batches: int, left: int = 0) -> None:
+        """A share is computed from now on; of one of 0 nothing is told, whatever is done in it.
+
+        Args:
+            micro_batches: Of the share.
+            left: Steps that are left of a round, this one included; 0: it is no part of one.
+        """
+        left = left if self._meets else 0
+        if (course := self._course) is not None and not 0 < left < course.left:  # it is over
+            self._round_s, self._course = course.micro_batch_s or course.usual_s, None
+        if left:
+            self._course = course = self._course or _Course(self._usual_s())
+            course.left = left
         self._now = _Span(micro_batches, self._clock.monotonic_s(), self._clock.cpu_s())
         self._told = False
 
@@ -78,6 +143,11 @@ class StragglerWatch:
                 self._now = _Span(now.micro_batches, now.at_s + took_s, now.cpu_s + used_s)
             self._waits = False
 
+    def _usual_s(self) -> float:
+        """Seconds of a micro-batch before this round; 0.0 where that is not known."""
+        usual = self._usual
+        return self._round_s or (usual.at_s / usual.micro_batches if usual is not None else 0.0)
+
     def end(self, *, done: bool) -> None:
         """It is not computed any more: it is `done`, or was given up."""
         began, self._now = self._now, None
@@ -87,6 +157,8 @@ class StragglerWatch:
         self.longest_s = max(self.longest_s or 0.0, took_s)
         if began.micro_batches and took_s > 0.0:
             self._usual = _Span(began.micro_batches, took_s, cpu_s)
+        if self._course is not None:
+            self._course.add(began.micro_batches, took_s)
 
     def look(self) -> list[Straggling]:
         """What is to be told: nothing, mostly. To be asked about once a second."""
@@ -96,6 +168,10 @@ class StragglerWatch:
         if now is None or usual is None or waits:
             return []
         at_s, cpu_s = self._clock.monotonic_s(), self._clock.cpu_s()
+        if (course := self._course) is not None:
+            found = course.look(now.micro_batches, at_s - now.at_s) if now.micro_batches else []
+            self._told |= bool(found)
+            return found
         self._looked = now, at_s, cpu_s
         usual_s = usual.at_s * now.micro_batches / usual.micro_batches
         took_s = at_s - now.at_s
@@ -125,10 +201,9 @@ class StragglerWatch:
         in_s = now.at_s + self._late_s(now, usual) - self._clock.monotonic_s()
         return in_s if in_s > 0.0 else math.inf
 
-    @staticmethod
-    def _late_s(now: _Span, usual: _Span) -> float:
+    def _late_s(self, now: _Span, usual: _Span) -> float:
         """Seconds of computing from which on a share takes far longer than usual."""
-        if not now.micro_batches:
+        if not now.micro_batches or self._course is not None:
             return math.inf
         return max(_LONG_S, _FAR * usual.at_s * now.micro_batches / usual.micro_batches)
 

@@ -422,10 +422,10 @@ class Loop:
             span = whole.spans[at]
             if self._abandoned():
                 raise Abandoned(f"the generation was abandoned before step {span.step}")
-            work = self._feed.take().within(span)
-            if at + 1 == len(whole.spans):
+            work, left = self._feed.take().within(span), len(whole.spans) - at
+            if left == 1:
                 self._send_lane(*work.told(replica.kept))
-            pace.begin(work.micro_batches if replica.foreseeable else 0)
+            pace.begin(work.micro_batches if replica.foreseeable else 0, left)
             done = False
             try:
                 found = compute_step(replica, work, at, whole, collate)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raycloud.checkpoint.naming import blamed
 from raycloud.checkpoint.store import LocalStore
-from raycloud.control.heartbeats import Heard
+from raycloud.control.heartbeats import Behind, Heard
 from raycloud.events import Event, MemberLost, MemberReturned, MemberSpawned
 from raycloud.recovery.rendezvous import Host
 from raycloud.run.driver import ENDED
+from raycloud.step.straggler import Straggling
 from raycloud.worker.member import Member
 from tests.scenario.stage import MemberClock, Process, here
 from tests.scenario.threads import Turns
@@ -232,11 +233,14 @@ class Fleet:
 
     def heard(self) -> Heard:
         """Who has answered since this was last asked, and until when the next answers are due."""
-        now_s, late_s = self._world.clock_s, dict[int, float]()
+        now_s, late_s, behind = self._world.clock_s, dict[int, float](), dict[int, Behind]()
         for number, seat in self.seats.items():
             if seat.answers and now_s >= seat.due_s:
                 late_s[number] = float(self._world.chance.exponential(0.03))
                 seat.due_s = now_s + _POLL_S
+                for one in seat.member.stalls():
+                    if isinstance(one, Straggling):
+                        behind[number] = Behind(*astuple(one))
         due_s = {number: seat.due_s for number, seat in self.seats.items()}
         quiet = [n for n, seat in self.seats.items() if seat.unheard or self._is_gone(seat)]
         self._cut_since_s = {n: self._cut_since_s.get(n, self._world.now_s) for n in quiet}
@@ -246,6 +250,7 @@ class Fleet:
             looked_s=now_s,
             late_s=late_s,
             due_s=due_s,
+            behind=behind,
             cut_s={n: seconds for n, seconds in silent_s.items() if seconds >= least_s},
             reached=frozenset(self.seats.keys() - self._cut_since_s.keys()),
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from raycloud.control import shares
 from raycloud.recovery import catch_up, quorum
 from raycloud.recovery.catch_up import Follower
 from raycloud.recovery.state_transfer import Sender
@@ -131,6 +132,24 @@ def test_a_member_dies_with_a_fragment_on_its_way(point: str, tmp_path: Path) ->
     blows = [Blow(at_step=s, kind=Kind.DIE, point=point) for s in (9, 17)]
     outcome = sound(hit(*blows, period=4, stream=2, every_steps=None, steps=60), tmp_path)
     assert outcome.recoveries >= 1
+
+
+def test_what_is_left_of_a_round_is_dealt_anew_where_one_becomes_far_slower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Blow(at_step=17, kind=Kind.SLOW, point="compute", lasts_s=100.0)
+    scenario = replace(
+        REPLACED, seed=4, speeds=(0.2,) * 3, period=16, steps=48, every_steps=None, blows=(slow,)
+    )
+    soon, late = tmp_path / "soon", tmp_path / "late"
+    soon.mkdir()
+    late.mkdir()
+    outcome = sound(scenario, soon)
+    assert "what is left of it is dealt anew" in "\n".join(outcome.story)
+    monkeypatch.setattr(shares, "_REDEAL_S", 1e9)
+    held_up = sound(scenario, late)
+    assert "dealt anew" not in "\n".join(held_up.story)
+    assert outcome.virtual_s < held_up.virtual_s - 5.0
 
 
 def test_a_newcomer_follows_where_fragments_would_travel(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from raycloud import commands as c
 from raycloud import events as e
-from raycloud.control.heartbeats import Heard
+from raycloud.control.heartbeats import Behind, Heard
 from raycloud.control.shares import Resharing
 from raycloud.errors import InternalError
 from raycloud.order import Position
@@ -285,7 +285,7 @@ def test_a_share_that_takes_far_too_long_is_foreseen_before_its_end():
     for step in range(3):
         for member in (0, 1):
             job.on(report(job, member, step, step + 1), 1.0 + step)
-    job.hear(Heard(looked_s=6.0, behind={1: (4, 3.2)}))
+    job.hear(Heard(looked_s=6.0, behind={1: Behind(4, 3.2)}))
     [prepare] = of(c.Prepare, job.tick(6.0))
     assert prepare.change == c.Reshare(generation=1, shares=(7, 1))
 
@@ -295,8 +295,51 @@ def test_what_is_no_longer_than_a_hiccup_is_not_foreseen(seconds):
     job = training(reshare_every_s=1000.0, reshare_steps=1000)
     for member in (0, 1):
         job.on(report(job, member, 0, 3), 1.0)
-    job.hear(Heard(looked_s=6.0, behind={1: (4, seconds)}))
+    job.hear(Heard(looked_s=6.0, behind={1: Behind(4, seconds)}))
     assert not of(c.Prepare, job.tick(6.0))
+
+
+def in_a_round(*behind: Behind, job=None) -> list[c.Command]:
+    """What is done once member 1 has said that it is far behind, in the midst of a round of 8."""
+    job = job or training(reshare_every_s=1000.0, reshare_steps=1000)
+    for member in (0, 1):
+        job.on(replace(report(job, member, 0, 8), period=8), 1.0)
+    found = []
+    for second, one in enumerate(behind, 6):
+        job.hear(Heard(looked_s=float(second), behind={1: one}))
+        found += job.tick(float(second))
+    return found
+
+
+def test_the_rest_of_a_round_is_dealt_anew_where_one_is_far_behind():
+    far = Behind(4, 3.2, rest_s=20.0, usual_s=2.5)
+    said, form = in_a_round(far, far)  # once in a round
+    assert said == e.Noticed(
+        what="a member is far behind in a round: what is left of it is dealt anew", member=1
+    )
+    assert (form.generation, form.members, form.shares) == (1, (0, 1), (7, 1))
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        Behind(4, 3.2, rest_s=4.5, usual_s=2.5),  # 3.2 s if all divide it: 1.3 s are not worth it
+        Behind(4, 3.2),  # no round
+    ],
+)
+def test_the_rest_of_a_round_stays_where_little_is_gained(behind):
+    assert not of(c.Form, in_a_round(behind))
+
+
+def test_the_rest_of_a_round_is_dealt_anew_in_the_next_round_too():
+    job = training(reshare_every_s=1000.0, reshare_steps=1000)
+    far = Behind(4, 3.2, rest_s=20.0, usual_s=2.5)
+    assert of(c.Form, in_a_round(far, job=job))
+    for member, share in ((0, 7), (1, 1)):
+        done = report(job, member, 8, 16, generation=1, share=share)
+        job.on(replace(done, period=8), 9.0)
+    job.hear(Heard(looked_s=12.0, behind={0: Behind(7, 90.0, rest_s=700.0, usual_s=10.0)}))
+    assert of(c.Form, job.tick(12.0))
 
 
 def test_who_is_idle_is_measured_now_and_then_and_taken_back_once_it_has_recovered():

@@ -57,6 +57,61 @@ def test_how_long_the_rest_will_take_follows_from_the_processor_time_of_now(cloc
     assert not pace.told()
 
 
+def shares(clock: Clock, pace: StragglerWatch, left: range, seconds: float) -> list[Straggling]:
+    """Shares of a round, each looked at before its end: the first thing that is told."""
+    for steps in left:
+        pace.begin(4, steps)
+        clock.passes(seconds)
+        if told := pace.look():
+            return told
+        pace.end(done=True)
+    return []
+
+
+def test_in_a_round_all_its_shares_count(clock: Clock) -> None:
+    """One of them is far from two seconds late; who waits for the last one waits for all."""
+    pace = StragglerWatch(clock)
+    assert not shares(clock, pace, range(8, 0, -1), 0.4)
+    assert not shares(clock, pace, range(8, 5, -1), 0.4)
+    told = shares(clock, pace, range(5, 0, -1), 1.6)
+    assert told == [Straggling(4, pytest.approx(1.6), pytest.approx(6.4), pytest.approx(1.6))]
+    assert pace.told()
+
+
+def test_a_round_is_compared_with_the_one_before(clock: Clock) -> None:
+    pace = StragglerWatch(clock)
+    assert not shares(clock, pace, range(8, 0, -1), 0.4)
+    assert not shares(clock, pace, range(8, 0, -1), 0.7)  # slower, and yet not far
+    assert not shares(clock, pace, range(8, 0, -1), 1.0)
+    assert shares(clock, pace, range(8, 0, -1), 2.1)
+
+
+def test_where_nobody_waits_for_rounds_a_share_counts_alone(clock: Clock) -> None:
+    pace = StragglerWatch(clock, meets=False)
+    assert not shares(clock, pace, range(8, 0, -1), 0.4)
+    assert not shares(clock, pace, range(8, 0, -1), 1.6)
+    assert shares(clock, pace, range(8, 0, -1), 3.3) == [Straggling(4, pytest.approx(3.3))]
+
+
+def test_in_a_round_what_is_over_is_not_told(clock: Clock) -> None:
+    pace = StragglerWatch(clock)
+    assert not shares(clock, pace, range(8, 0, -1), 0.4)
+    pace.begin(4, 8)
+    clock.passes(3.0)
+    pace.end(done=True)
+    assert not shares(clock, pace, range(7, 2, -1), 0.4)
+
+
+def test_after_rounds_a_share_is_compared_with_the_one_before(clock: Clock) -> None:
+    pace = StragglerWatch(clock)
+    assert not shares(clock, pace, range(8, 0, -1), 0.4)
+    pace.begin(4)
+    clock.passes(2.5)
+    assert pace.look() == [Straggling(4, pytest.approx(2.5))]
+    pace.end(done=True)
+    assert not shares(clock, pace, range(8, 0, -1), 0.4)
+
+
 def test_where_nobody_has_looked_before_the_whole_share_counts(clock: Clock) -> None:
     pace = usual(clock)
     pace.begin(2)
