@@ -303,10 +303,11 @@ def _apart(state: JobState) -> bool:
 
 
 def _uneven(state: JobState) -> bool:
-    """Once in a round: who meets for it again before the next would only lose time."""
-    membership = state.membership
+    """Once in a round, and where members that meet anew have nothing to measure or write again."""
+    membership, step = state.membership, state.data.formed().committed_step
     return (
         state.recovery.meetings == 1
+        and all(step % every for every in state.settings.reads)
         and membership.met
         and not membership.following
         and not membership.any_done()

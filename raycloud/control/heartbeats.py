@@ -37,8 +37,8 @@ class Behind(NamedTuple):
     Attributes:
         micro_batches: Of the share.
         seconds: That it is likely to take.
-        rest_s: Of a round: that all that is left of it is likely to take; 0.0: it is no round.
-        usual_s: That this would take at the usual pace.
+        rest_s: Of a round: that all shares are likely to take that follow it; 0.0: none do.
+        usual_s: That those would take at the usual pace.
     """
 
     micro_batches: int

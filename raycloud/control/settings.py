@@ -66,6 +66,7 @@ class ControlSettings:
         tour: Points to be measured in the run, which goes on with the fastest.
         toured: They have been, before this start: only where links change they are again.
         warm_steps: So many come before there are rounds.
+        reads: After multiples of these steps members measure, or write a checkpoint.
         job_steps: Of the whole job; None: as many as its `epochs` have, or it is not known.
         epochs: Of the whole job; None: likewise.
         step: The first step to compute; more than 0 if the run goes on from a checkpoint.
@@ -111,6 +112,7 @@ class ControlSettings:
     tour: tuple[SyncPoint, ...] = ()
     toured: bool = False
     warm_steps: int = 0
+    reads: tuple[int, ...] = ()
     job_steps: int | None = None
     epochs: int | None = None
     step: int = 0

@@ -103,7 +103,7 @@ class Resharing:
     def observe(self, report: StepsCommitted) -> None:
         """Take in a member's measured seconds."""
         steps = report.last_step - report.first_step
-        self._rests_s.pop(report.member, None)
+        self._rests_s.clear()  # a round is over for all at once
         if self._fits and steps > 0 and report.micro_batches > 0:
             if (report.member in self._in_rounds) != (report.period > 1):
                 self._take_turn(report, steps)
@@ -138,29 +138,36 @@ class Resharing:
         return PARTS if enough and self._in_rounds.issuperset(group) else 1
 
     def foresee(self, behind: Mapping[int, Behind]) -> None:
-        """Take in who has said, in the midst of a share, that it takes far longer than usual."""
+        """Take in who has said, in the midst of a share, that it takes far longer than usual.
+
+        Args:
+            behind: What, by member.
+        """
         for member, (micro_batches, seconds, rest_s, usual_s) in behind.items():
             estimate = self._estimates.get(member)
             if estimate is None or seconds < _FAR * estimate.speed.seconds(micro_batches):
                 continue  # it was foreseen
             self._rests_s[member] = rest_s, usual_s
-            steps = max(1, round(rest_s / seconds))
+            steps = 1 + round(rest_s / seconds)
             self.changed |= estimate.observe(micro_batches * steps, steps, seconds * steps)
             self._note(member, estimate)
 
     def late_in_round(self, group: Sequence[int], shares: Sequence[float]) -> int | None:
-        """A member whose rest of a round is done far sooner where all divide it; None: nobody.
+        """The member that holds up a round, where its rest is done far sooner if all divide it.
 
-        The others are taken to have as much left as it would have at its usual pace.
+        Others are taken to have as much left as they would have at their usual pace. None: nobody.
         """
-        every = sum(shares)
+        every, speed = sum(shares), 1.0  # of all together, as usual
+        late: tuple[float, float, int] | None = None
         for member, share in zip(group, shares, strict=True):
             rest_s, usual_s = self._rests_s.get(member, (0.0, 0.0))
-            if rest_s > 0.0 and len(group) > 1:
-                speed = 1.0 - share / every * (1.0 - usual_s / rest_s)  # of all, 1 as it was
-                if rest_s - usual_s / speed > _REDEAL_S:
-                    return member
-        return None
+            if rest_s > 0.0:
+                speed -= share / every * (1.0 - usual_s / rest_s)
+                late = max(late or (0.0, 0.0, member), (rest_s, usual_s, member))
+        if late is None:
+            return None
+        rest_s, usual_s, member = late
+        return member if rest_s - usual_s / speed > _REDEAL_S else None
 
     def _note(self, member: int, estimate: ExpectedSpeed) -> None:
         """Its speed, where those of many are asked for at once."""

@@ -35,7 +35,7 @@ class BlockSamples:
     """Samples of an `Index`: row r of its blocks, in order, is the sample with id r. Thread-safe.
 
     Blocks are opened when a row of theirs is first needed or prefetched, and kept open. Of one that
-    is on another node, single rows are asked for until all of it is here.
+    is on another node some rows are asked for alone, while all of it is on its way.
 
     Args:
         index: Of the blocks.
@@ -59,7 +59,7 @@ class BlockSamples:
         self._opening: dict[int, threading.Lock] = {}
         self._kinds: dict[Any, _Kinds] = {}  # each that a block has, once
         self._prefetched: dict[int, None] = {}
-        self._coming: set[int] = set()  # that are being read ahead, or wait for it
+        self._coming: dict[int, int] = {}  # being read ahead, or to be: rows asked for meanwhile
         self._ahead: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
 
@@ -119,11 +119,11 @@ class BlockSamples:
 
     def _begin_reading(self, numbers: set[int]) -> None:
         with self._lock:
-            new = sorted(numbers - self._prefetched.keys())
+            new = sorted(numbers - self._prefetched.keys() - self._coming.keys())
             self._prefetched.update(dict.fromkeys(new))
             while len(self._prefetched) > _PREFETCHED_BLOCKS:
                 del self._prefetched[next(iter(self._prefetched))]
-            self._coming.update(new)
+            self._coming.update(dict.fromkeys(new, 0))
             if self._ahead is None:
                 self._ahead = ThreadPoolExecutor(1, thread_name_prefix="raycloud-read-ahead")
         for number in new:
@@ -133,7 +133,8 @@ class BlockSamples:
         try:
             table = self._opened(number).table
         finally:
-            self._coming.discard(number)
+            with self._lock:
+                self._coming.pop(number, None)
         for column in table.columns:
             for chunk in column.chunks:
                 for buffer in chunk.buffers():
@@ -142,22 +143,32 @@ class BlockSamples:
                         np.frombuffer(buffer, dtype=np.uint8)[::_PAGE_BYTES].sum()
 
     def _far(self, numbers: Sequence[int], rows: Sequence[Ids]) -> dict[int, _Opened]:
-        """By block, its rows alone, where they are sooner here than all of it."""
+        """By block, the rows asked for, of those that another node has and that are still coming.
+
+        Who has asked for half of a block's rows waits for all of it: no more travels twice.
+        """
         if self._rows_of is None or all(number in self._open for number in numbers):
             return {}
-        closed = {number for number in numbers if number not in self._open}
-        self._begin_reading(closed)
-        wanted = [
-            (number, self.index.blocks[number], local)
-            for number, local in zip(numbers, rows, strict=True)
-            if number in closed and number in self._coming  # else reading it has failed, or is done
-        ]
-        found = self._rows_of([(block, local) for _, block, local in wanted])
-        return {
-            number: _Opened(found[block.key])
-            for number, block, local in wanted
-            if block.key in found and len(found[block.key]) == len(local)
-        }
+        self._begin_reading({number for number in numbers if number not in self._open})
+        wanted: dict[str, tuple[int, Block, Ids]] = {}  # two blocks of equal content have one key
+        for number, local in zip(numbers, rows, strict=True):
+            block = self.index.blocks[number]
+            asked = self._coming.get(number)  # None: it is here, or reading it has failed
+            if asked is None or number in self._open or block.key in wanted:
+                continue
+            if 2 * (asked + len(local)) <= block.rows:
+                wanted[block.key] = number, block, local
+        if not wanted:
+            return {}
+        found = self._rows_of([(block, local) for _, block, local in wanted.values()])
+        far = {}
+        for key, (number, _, local) in wanted.items():
+            if key in found and len(found[key]) == len(local):
+                far[number] = _Opened(found[key])
+                with self._lock:
+                    if number in self._coming:
+                        self._coming[number] += len(local)
+        return far
 
     def _blocks_of(self, ids: Ids) -> Ids:
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(self):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from threading import Condition, Lock, RLock, Thread
@@ -344,31 +345,28 @@ class BlockFetcher:
             node = next((one for one in block.nodes if one in self._handles), self._node)
             if node != self._node and not self._cache.has(block.key):
                 by_node.setdefault(node, {})[block.key] = numbers
-        calls = [(node, self._ask(node, "rows", of_node)) for node, of_node in by_node.items()]
+        asked = [self._ask(node, "rows", of_node) for node, of_node in by_node.items()]
         found: dict[str, pa.Table] = {}
-        for node, call in calls:
-            found |= self._answer(node, call) or {}
+        for call in filter(None, asked):
+            with suppress(RayError, GetTimeoutError):  # whole blocks are asked for, then
+                answer = ray.get(call, timeout=_FETCH_S)
+                found |= {} if isinstance(answer, RaycloudError) else answer
         return found
 
     def _ask(self, node: str, method: str, *args: Any) -> ObjectRef[Any] | None:
         handle = self._handles.get(node)  # another thread may have given it up
         return None if handle is None else handle.ask.remote(method, *args)
 
-    def _answer(self, node: str, call: ObjectRef[Any] | None) -> Any:
-        """What another node returns; None: an error, or it is out of reach."""
-        if call is None:
-            return None
+    def _fetched(self, key: str, node: str) -> bool:
+        if (call := self._ask(node, "content", key)) is None:
+            return False
         try:
-            found = ray.get(call, timeout=_FETCH_S)
+            content = ray.get(call, timeout=_FETCH_S)
         except (RayError, GetTimeoutError) as error:
             self._handles.pop(node, None)
             self._notice("a node's blocks are out of reach", node=node, why=first_line(error))
-            return None
-        return None if isinstance(found, RaycloudError) else found
-
-    def _fetched(self, key: str, node: str) -> bool:
-        content = self._answer(node, self._ask(node, "content", key))
-        if content is None:
+            return False
+        if content is None or isinstance(content, RaycloudError):
             return False
         try:
             self._cache.copy_in(key, [memoryview(content)])

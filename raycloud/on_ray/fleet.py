@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -325,7 +325,7 @@ class Fleet:
                 case Stalled():
                     self._still_s[member] = one.seconds
                 case Straggling():
-                    self._behind[member] = Behind(*astuple(one))
+                    self._behind[member] = Behind(**asdict(one))
                 case LogLines():
                     self._lines.append(one)
                 case OutboxEntry():

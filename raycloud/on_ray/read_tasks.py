@@ -372,7 +372,7 @@ def _pays(spent_s: tuple[float, float], *, made: int, left: int, first: bool) ->
     Args:
         spent_s: Since then, and of it processor time.
         made: Blocks since then.
-        left: Still to be made.
+        left: Still to be made, that included which is under way.
         first: No block is made yet: the task may still be loading.
     """
     wall_s, cpu_s = spent_s
@@ -380,7 +380,7 @@ def _pays(spent_s: tuple[float, float], *, made: int, left: int, first: bool) ->
         return False
     start_s = _START_S if cpu_s > _BUSY * wall_s else _WAITING_START_S
     # Where none is made, it is known only that one takes longer than was spent.
-    return wall_s * left > start_s * max(1, made)
+    return wall_s * (left - 1) > start_s * max(1, made)
 
 
 def _begin(

@@ -257,6 +257,7 @@ class Session:
             tour=job.tour_points,
             toured=toured,
             warm_steps=job.warm_steps,
+            reads=job.reads,
             job_steps=self.only_steps or job.steps,
             epochs=None if job.steps is not None else job.epochs,
             exact=job.sync_point.codec == "none"

@@ -390,6 +390,12 @@ class Job(Section):
         return 1 if undone or self.resources.worker.gpus else _MOST_PERIOD
 
     @property
+    def reads(self) -> tuple[int, ...]:
+        """After multiples of these steps something reads the state: a round ends there."""
+        every = self.checkpoint.every_steps, self.evaluate.every_steps
+        return tuple(one for one in every if isinstance(one, int))
+
+    @property
     def warm_steps(self) -> int:
         """Steps before the first round; 0 without rounds. From the job alone: all know it alike."""
         if self.most_period == 1 or (self.asynchronous and self.sync.warm_steps == "auto"):

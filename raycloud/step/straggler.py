@@ -25,8 +25,8 @@ class Straggling:
     """A share of `micro_batches` that is being computed is likely to take so many `seconds`.
 
     Attributes:
-        rest_s: Of a round: what all that is left of it is likely to take, that share included.
-        usual_s: What that would take at the usual pace. 0.0, both: it is no round.
+        rest_s: Of a round: what all shares are likely to take that follow this one in it.
+        usual_s: What those would take at the usual pace. 0.0, both: none follow in a round.
     """
 
     micro_batches: int
@@ -44,11 +44,11 @@ class _Span:
     cpu_s: float
 
 
-class _Course:
+class _RoundSoFar:
     """Shares of one round: what they take, beside what those of the round before have taken.
 
     Args:
-        usual_s: Seconds of a micro-batch before it.
+        usual_s: Seconds of a micro-batch in the round before; 0.0: there is none.
 
     Attributes:
         left: Steps that are left of it, that included which is computed.
@@ -78,7 +78,8 @@ class _Course:
         _, pace_s, _ = sorted((*self._paces_s, took_s / micro_batches))  # one alone is a hiccup
         if not usual_s or late_s < _LONG_S or pace_s < _FAR * usual_s:
             return []
-        left = micro_batches * self.left
+        pace_s = max(pace_s, self._paces_s[1])  # of the share under way only a part has passed
+        left = micro_batches * (self.left - 1)
         return [Straggling(micro_batches, pace_s * micro_batches, pace_s * left, usual_s * left)]
 
 
@@ -102,8 +103,8 @@ class StragglerWatch:
         self._clock, self._meets = clock, meets
         self._now: _Span | None = None
         self._usual: _Span | None = None
-        self._course: _Course | None = None  # of the round that is computed
-        self._round_s = 0.0  # seconds of a micro-batch in the round before
+        self._round: _RoundSoFar | None = None  # of the round that is computed
+        self._round_s = 0.0  # seconds of a micro-batch in the round before; 0.0: there is none
         self._looked: tuple[_Span, float, float] | None = None
         self._told = False  # something, of what is computed now
         self._waits = False
@@ -122,11 +123,11 @@ class StragglerWatch:
             left: Steps that are left of a round, this one included; 0: it is no part of one.
         """
         left = left if self._meets else 0
-        if (course := self._course) is not None and not 0 < left < course.left:  # it is over
-            self._round_s, self._course = course.micro_batch_s or course.usual_s, None
+        if (so_far := self._round) is not None and not 0 < left < so_far.left:  # it is over
+            self._round_s, self._round = so_far.micro_batch_s or so_far.usual_s, None
         if left:
-            self._course = course = self._course or _Course(self._usual_s())
-            course.left = left
+            self._round = so_far = self._round or _RoundSoFar(self._round_s)
+            so_far.left = left
         self._now = _Span(micro_batches, self._clock.monotonic_s(), self._clock.cpu_s())
         self._told = False
 
@@ -143,11 +144,6 @@ class StragglerWatch:
                 self._now = _Span(now.micro_batches, now.at_s + took_s, now.cpu_s + used_s)
             self._waits = False
 
-    def _usual_s(self) -> float:
-        """Seconds of a micro-batch before this round; 0.0 where that is not known."""
-        usual = self._usual
-        return self._round_s or (usual.at_s / usual.micro_batches if usual is not None else 0.0)
-
     def end(self, *, done: bool) -> None:
         """It is not computed any more: it is `done`, or was given up."""
         began, self._now = self._now, None
@@ -157,8 +153,8 @@ class StragglerWatch:
         self.longest_s = max(self.longest_s or 0.0, took_s)
         if began.micro_batches and took_s > 0.0:
             self._usual = _Span(began.micro_batches, took_s, cpu_s)
-        if self._course is not None:
-            self._course.add(began.micro_batches, took_s)
+        if self._round is not None:
+            self._round.add(began.micro_batches, took_s)
 
     def look(self) -> list[Straggling]:
         """What is to be told: nothing, mostly. To be asked about once a second."""
@@ -168,8 +164,8 @@ class StragglerWatch:
         if now is None or usual is None or waits:
             return []
         at_s, cpu_s = self._clock.monotonic_s(), self._clock.cpu_s()
-        if (course := self._course) is not None:
-            found = course.look(now.micro_batches, at_s - now.at_s) if now.micro_batches else []
+        if (so_far := self._round) is not None:
+            found = so_far.look(now.micro_batches, at_s - now.at_s) if now.micro_batches else []
             self._told |= bool(found)
             return found
         self._looked = now, at_s, cpu_s
@@ -203,7 +199,7 @@ class StragglerWatch:
 
     def _late_s(self, now: _Span, usual: _Span) -> float:
         """Seconds of computing from which on a share takes far longer than usual."""
-        if not now.micro_batches or self._course is not None:
+        if not now.micro_batches or self._round is not None:
             return math.inf
         return max(_LONG_S, _FAR * usual.at_s * now.micro_batches / usual.micro_batches)
 

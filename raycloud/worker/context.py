@@ -228,10 +228,9 @@ class Changes:
 
 def round_ends(job: Job, period: int, stop: int = 0) -> RoundEnds:
     """Where rounds of a job end, of which this period is in force; one under way may `stop`."""
-    reads = job.checkpoint.every_steps, job.evaluate.every_steps
     return RoundEnds(
         period=period,
-        reads=tuple(every for every in reads if isinstance(every, int)),
+        reads=job.reads,
         warm_steps=job.warm_steps,
         grow=job.asynchronous,
         stop=stop,

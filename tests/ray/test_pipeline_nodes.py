@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import raycloud
 from raycloud.checkpoint import latest, open_store
 from raycloud.data.cache import BlockCache
-from raycloud.data.index import TRAIN
+from raycloud.data.index import TRAIN, Block
+from raycloud.data.samples import BlockSamples
 from raycloud.errors import JobError
 from raycloud.events import DataPrepared, MemberReady, StepsCommitted
+from raycloud.on_ray.block_store import BlockFetcher
 from raycloud.on_ray.provider import RayProvider
 from tests.live import asked as small
 from tests.live import events, exact_steps, of_kind, wait_for
@@ -109,6 +112,35 @@ def read(
     if kill:
         killed(one)
     return ids_of(samples), {notice.what for notice in one.notices()}
+
+
+@pytest.mark.full(only="rows are sent before blocks")
+def test_rows_of_another_node_come_before_its_blocks(two: Two, tmp_path: Path) -> None:
+    written(tmp_path / "data")
+    job = asked(tmp_path, data={"cache": {}, "cpus": 1}, settings={"scale": 5.0})
+    notices: list[str] = []
+    with provider(job) as one:
+        index = provided(one, job).prepared[TRAIN].index
+        fetcher = BlockFetcher(
+            BlockCache(tmp_path / "elsewhere"),
+            two.nodes[1],
+            one._call("prepare").handles,
+            lambda what, **_: notices.append(what),
+        )
+        came = threading.Event()
+
+        def table_of(block: Block) -> Any:
+            assert came.wait(60)
+            return fetcher.table(block)
+
+        samples = BlockSamples(index, table_of, fetcher.rows)
+        assert samples.gather(np.array([5, 3, 5]))["id"].tolist() == [5, 3, 5]
+        came.set()
+        assert ids_of(samples) == IDS
+        two.caches[0].path_of(index.blocks[0].key).unlink()  # who has evicted it has nothing to say
+        shutil.rmtree(tmp_path / "elsewhere")
+        assert fetcher.rows([(index.blocks[0], np.array([1]))]) == {}
+    assert not notices
 
 
 @pytest.mark.full(only="other nodes are asked nothing where all blocks are here")

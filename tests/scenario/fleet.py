@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -240,7 +240,7 @@ class Fleet:
                 seat.due_s = now_s + _POLL_S
                 for one in seat.member.stalls():
                     if isinstance(one, Straggling):
-                        behind[number] = Behind(*astuple(one))
+                        behind[number] = Behind(**asdict(one))
         due_s = {number: seat.due_s for number, seat in self.seats.items()}
         quiet = [n for n, seat in self.seats.items() if seat.unheard or self._is_gone(seat)]
         self._cut_since_s = {n: self._cut_since_s.get(n, self._world.now_s) for n in quiet}

@@ -331,6 +331,30 @@ def test_the_rest_of_a_round_stays_where_little_is_gained(behind):
     assert not of(c.Form, in_a_round(behind))
 
 
+def test_the_rest_of_a_round_stays_where_all_are_slow_alike():
+    job = training(reshare_every_s=1000.0, reshare_steps=1000)
+    for member in (0, 1):
+        job.on(replace(report(job, member, 0, 8), period=8), 1.0)
+    far = Behind(4, 3.2, rest_s=20.0, usual_s=2.5)
+    job.hear(Heard(looked_s=6.0, behind={0: far, 1: far}))
+    assert not of(c.Form, job.tick(6.0))
+
+
+def test_the_rest_of_a_round_stays_where_members_would_measure_once_more():
+    job = training(reshare_every_s=1000.0, reshare_steps=1000, reads=(4,))
+    assert not of(c.Form, in_a_round(Behind(4, 3.2, rest_s=20.0, usual_s=2.5), job=job))
+
+
+def test_what_was_late_in_a_round_is_forgotten_with_it():
+    job = training(reshare_every_s=1000.0, reshare_steps=1000)
+    far = Behind(4, 3.2, rest_s=20.0, usual_s=2.5)
+    assert of(c.Form, in_a_round(far, job=job))
+    job.hear(Heard(looked_s=8.0, behind={0: Behind(7, 90.0, rest_s=700.0, usual_s=10.0)}))
+    done = report(job, 1, 8, 16, generation=1, share=1)
+    job.on(replace(done, period=8), 9.0)  # the other one has not told of it yet
+    assert not of(c.Form, job.tick(9.0))
+
+
 def test_the_rest_of_a_round_is_dealt_anew_in_the_next_round_too():
     job = training(reshare_every_s=1000.0, reshare_steps=1000)
     far = Behind(4, 3.2, rest_s=20.0, usual_s=2.5)

@@ -270,7 +270,7 @@ def test_single_rows_of_blocks_elsewhere_until_they_are_here(blocks: Blocks) -> 
         }
 
     samples = BlockSamples(blocks.index, table_of, rows_of)
-    ids = np.array([16, 3, 0, 16])
+    ids = np.array([15, 3, 0, 15])
     try:
         rows = samples.gather(ids)
         assert not blocks.opened
@@ -278,13 +278,43 @@ def test_single_rows_of_blocks_elsewhere_until_they_are_here(blocks: Blocks) -> 
         assert {key: len(numbers) for key, numbers in asked[0].items()} == {"0": 2, "3": 2}
     finally:
         go.set()
-    while True:
-        before, there = len(asked), samples.gather(ids)
-        for name in ("label", "image"):
-            assert np.array_equal(rows[name], there[name])
-        if len(asked) == before:  # both blocks are here
-            break
-    assert blocks.opened == ["0", "3"]
+    assert samples._ahead is not None
+    samples._ahead.submit(int).result(30)  # both blocks are here
+    there = samples.gather(ids)
+    assert (blocks.opened, len(asked)) == (["0", "3"], 1)
+    for name in ("label", "image", "name"):
+        assert np.array_equal(rows[name], there[name])
+
+
+def test_no_more_than_half_of_a_blocks_rows_are_asked_for_alone(blocks: Blocks) -> None:
+    go, asked = threading.Event(), []
+
+    def table_of(block: Block) -> pa.Table:
+        assert go.wait(30)
+        return blocks.table_of(block)
+
+    def rows_of(wanted: samples_module.Wanted) -> dict[str, pa.Table]:
+        [(block, numbers)] = wanted
+        asked.extend(numbers.tolist())
+        go.set() if len(asked) == 2 else None
+        return {block.key: blocks.tables[int(block.key)].take(pa.array(numbers))}
+
+    samples = BlockSamples(blocks.index, table_of, rows_of)
+    for row in (0, 1, 2, 3):  # of five
+        assert samples.gather(np.array([row]))["label"].tolist() == [row]
+    assert asked == [0, 1]
+
+
+def test_blocks_of_equal_content_have_rows_of_their_own(blocks: Blocks) -> None:
+    """They have one key, and rows are asked for by it."""
+    first = blocks.index.blocks[0]
+    index = Index(blocks=(first, first), partitions=(0, 2 * first.rows))
+
+    def rows_of(wanted: samples_module.Wanted) -> dict[str, pa.Table]:
+        return {block.key: blocks.tables[0].take(pa.array(numbers)) for block, numbers in wanted}
+
+    samples = BlockSamples(index, blocks.table_of, rows_of)
+    assert samples.gather(np.array([1, first.rows + 3]))["label"].tolist() == [1, 3]
 
 
 def test_rows_elsewhere_that_nobody_gives(blocks: Blocks) -> None:
@@ -308,7 +338,7 @@ def test_reading_a_block_elsewhere_that_fails_is_told(blocks: Blocks) -> None:
 
     samples = BlockSamples(blocks.index, table_of, rows_of)
     assert samples.gather(np.array([0]))["label"].tolist() == [0]
-    while samples._coming:  # until reading it has failed
-        assert samples.gather(np.array([0]))["label"].tolist() == [0]
+    assert samples._ahead is not None
+    samples._ahead.submit(int).result(30)  # reading it has failed before
     with pytest.raises(DataError, match="gone"):
         samples.gather(np.array([0]))

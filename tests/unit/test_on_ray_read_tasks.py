@@ -12,6 +12,7 @@ from raycloud.on_ray.read_tasks import _pays
     [
         ((2.9, 2.9), 0, 1000, True, False),  # the task may still be loading
         ((3.1, 3.1), 0, 64, True, True),  # it computes: each block may take as long
+        ((3.1, 3.1), 0, 1, True, False),  # others could only wait for the only one
         ((3.1, 0.1), 0, 3, True, False),  # it waits for the files' store: 10 s at least
         ((1.0, 0.04), 0, 2, False, False),  # none is made since: not without end, 2 s at least
         ((0.4, 0.4), 1, 1000, False, False),  # too soon to say

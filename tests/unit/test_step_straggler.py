@@ -74,7 +74,7 @@ def test_in_a_round_all_its_shares_count(clock: Clock) -> None:
     assert not shares(clock, pace, range(8, 0, -1), 0.4)
     assert not shares(clock, pace, range(8, 5, -1), 0.4)
     told = shares(clock, pace, range(5, 0, -1), 1.6)
-    assert told == [Straggling(4, pytest.approx(1.6), pytest.approx(6.4), pytest.approx(1.6))]
+    assert told == [Straggling(4, pytest.approx(1.6), pytest.approx(4.8), pytest.approx(1.2))]
     assert pace.told()
 
 
