@@ -157,16 +157,16 @@ class Resharing:
 
         Others are taken to have as much left as they would have at their usual pace. None: nobody.
         """
-        every, speed = sum(shares), 1.0  # of all together, as usual
-        late: tuple[float, float, int] | None = None
-        for member, share in zip(group, shares, strict=True):
-            rest_s, usual_s = self._rests_s.get(member, (0.0, 0.0))
-            if rest_s > 0.0:
-                speed -= share / every * (1.0 - usual_s / rest_s)
-                late = max(late or (0.0, 0.0, member), (rest_s, usual_s, member))
-        if late is None:
+        late = [
+            (*self._rests_s[member], share, member)
+            for member, share in zip(group, shares, strict=True)
+            if self._rests_s.get(member, (0.0, 0.0))[0] > 0.0
+        ]
+        if not late:
             return None
-        rest_s, usual_s, member = late
+        lost = sum(share * (1.0 - usual_s / rest_s) for rest_s, usual_s, share, _ in late)
+        speed = 1.0 - lost / sum(shares)  # of all together, 1 as usual
+        rest_s, usual_s, _, member = max(late)
         return member if rest_s - usual_s / speed > _REDEAL_S else None
 
     def _note(self, member: int, estimate: ExpectedSpeed) -> None:

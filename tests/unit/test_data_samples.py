@@ -254,66 +254,68 @@ def test_what_fails_ahead_is_told_when_it_is_needed(blocks: Blocks) -> None:
         samples.gather(np.array([0]))
 
 
+class Elsewhere:
+    """Blocks of another node: single rows come at once, whole blocks once they `may_come`.
+
+    That is after `rows` rows were asked for; None: whoever tests says so.
+    """
+
+    def __init__(self, blocks: Blocks, rows: int | None = None) -> None:
+        self.blocks, self._rows = blocks, rows
+        self.may_come = threading.Event()
+        self.asked: list[tuple[str, int]] = []
+
+    def table_of(self, block: Block) -> pa.Table:
+        assert self.may_come.wait(30)
+        return self.blocks.table_of(block)
+
+    def rows_of(self, wanted: samples_module.Wanted) -> dict[str, pa.Table]:
+        self.asked += [(block.key, n) for block, numbers in wanted for n in numbers.tolist()]
+        if self._rows is not None and len(self.asked) >= self._rows:
+            self.may_come.set()
+        tables = self.blocks.tables
+        return {b.key: tables[int(b.key)].take(pa.array(numbers)) for b, numbers in wanted}
+
+    def samples(self) -> BlockSamples:
+        return BlockSamples(self.blocks.index, self.table_of, self.rows_of)
+
+
+def all_read(samples: BlockSamples) -> None:
+    """Wait until what was being read ahead is here, or has failed."""
+    assert samples._ahead is not None
+    samples._ahead.submit(int).result(30)
+
+
 def test_single_rows_of_blocks_elsewhere_until_they_are_here(blocks: Blocks) -> None:
     """A step need not wait for all of a block of which it reads a row."""
-    go, asked = threading.Event(), []
-
-    def table_of(block: Block) -> pa.Table:
-        assert go.wait(30)
-        return blocks.table_of(block)
-
-    def rows_of(wanted: samples_module.Wanted) -> dict[str, pa.Table]:
-        asked.append({block.key: numbers.tolist() for block, numbers in wanted})
-        return {
-            block.key: blocks.tables[int(block.key)].take(pa.array(numbers))
-            for block, numbers in wanted
-        }
-
-    samples = BlockSamples(blocks.index, table_of, rows_of)
-    ids = np.array([15, 3, 0, 15])
+    elsewhere = Elsewhere(blocks)
+    samples, ids = elsewhere.samples(), np.array([15, 3, 0, 15])
     try:
         rows = samples.gather(ids)
         assert not blocks.opened
-        assert len(asked) == 1
-        assert {key: len(numbers) for key, numbers in asked[0].items()} == {"0": 2, "3": 2}
+        assert [key for key, _ in elsewhere.asked] == ["0", "0", "3", "3"]
     finally:
-        go.set()
-    assert samples._ahead is not None
-    samples._ahead.submit(int).result(30)  # both blocks are here
+        elsewhere.may_come.set()
+    all_read(samples)
     there = samples.gather(ids)
-    assert (blocks.opened, len(asked)) == (["0", "3"], 1)
+    assert (blocks.opened, len(elsewhere.asked)) == (["0", "3"], 4)
     for name in ("label", "image", "name"):
         assert np.array_equal(rows[name], there[name])
 
 
 def test_no_more_than_half_of_a_blocks_rows_are_asked_for_alone(blocks: Blocks) -> None:
-    go, asked = threading.Event(), []
-
-    def table_of(block: Block) -> pa.Table:
-        assert go.wait(30)
-        return blocks.table_of(block)
-
-    def rows_of(wanted: samples_module.Wanted) -> dict[str, pa.Table]:
-        [(block, numbers)] = wanted
-        asked.extend(numbers.tolist())
-        go.set() if len(asked) == 2 else None
-        return {block.key: blocks.tables[int(block.key)].take(pa.array(numbers))}
-
-    samples = BlockSamples(blocks.index, table_of, rows_of)
+    elsewhere = Elsewhere(blocks, rows=2)
+    samples = elsewhere.samples()
     for row in (0, 1, 2, 3):  # of five
         assert samples.gather(np.array([row]))["label"].tolist() == [row]
-    assert asked == [0, 1]
+    assert elsewhere.asked == [("0", 0), ("0", 1)]
 
 
 def test_blocks_of_equal_content_have_rows_of_their_own(blocks: Blocks) -> None:
     """They have one key, and rows are asked for by it."""
-    first = blocks.index.blocks[0]
+    first, elsewhere = blocks.index.blocks[0], Elsewhere(blocks, rows=1)
     index = Index(blocks=(first, first), partitions=(0, 2 * first.rows))
-
-    def rows_of(wanted: samples_module.Wanted) -> dict[str, pa.Table]:
-        return {block.key: blocks.tables[0].take(pa.array(numbers)) for block, numbers in wanted}
-
-    samples = BlockSamples(index, blocks.table_of, rows_of)
+    samples = BlockSamples(index, elsewhere.table_of, elsewhere.rows_of)
     assert samples.gather(np.array([1, first.rows + 3]))["label"].tolist() == [1, 3]
 
 
@@ -322,23 +324,15 @@ def test_rows_elsewhere_that_nobody_gives(blocks: Blocks) -> None:
     assert samples.gather(np.array([16, 3]))["label"].tolist() == [16, 3]
 
 
-def test_reading_a_block_elsewhere_that_fails_is_told(blocks: Blocks) -> None:
-    go = threading.Event()
-
-    def table_of(_block: Block) -> Any:
-        assert go.wait(30)
+def test_reading_a_block_elsewhere_that_fails_is_told(
+    blocks: Blocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(_: Block) -> Any:
         raise DataError("gone")
 
-    def rows_of(wanted: samples_module.Wanted) -> dict[str, pa.Table]:
-        go.set()
-        return {
-            block.key: blocks.tables[int(block.key)].take(pa.array(numbers))
-            for block, numbers in wanted
-        }
-
-    samples = BlockSamples(blocks.index, table_of, rows_of)
+    monkeypatch.setattr(blocks, "table_of", gone)
+    samples = Elsewhere(blocks, rows=1).samples()
     assert samples.gather(np.array([0]))["label"].tolist() == [0]
-    assert samples._ahead is not None
-    samples._ahead.submit(int).result(30)  # reading it has failed before
+    all_read(samples)
     with pytest.raises(DataError, match="gone"):
         samples.gather(np.array([0]))
