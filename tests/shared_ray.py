@@ -55,11 +55,11 @@ class SharedRay:
         """Start it, unless it is there; its address. `RAY_TMPDIR` is its folder already."""
         import ray
 
-        from raycloud.on_ray.attach import _EMBEDDED, _QUIET
+        from raycloud.on_ray.attach import _EMBEDDED, _QUIET, _few_services
 
         if self.address:
             return self.address
-        with pytest.MonkeyPatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patch, _few_services():
             for name, value in (_QUIET | _EMBEDDED).items():
                 patch.setenv(name, value)
             ray.init(

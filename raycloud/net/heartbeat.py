@@ -1,5 +1,7 @@
 """Heartbeats: whether members' machines are there, asked twenty times a second.
 
+Where all are on the driver's own machine, which is there, they are asked less often.
+
 The driver holds one connection to each member and sends a byte along it. That the byte has arrived
 says the member's kernel, not its process: it answers as fast where that is busy, starved of the
 processor, or frozen. So what is not answered for a few tenths of a second is a machine that is
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from raycloud.clock import Clock
 
 EVERY_S = 0.05
+_HERE_S = 0.25  # ... where all connections are of this machine
 _DOUBT_S = 0.025  # ... while one has not answered as soon as usual
 _MEMBER_S = 0.0005  # between two turns, per member: thousands are asked less often
 _TURNS = 2.5  # so many without an answer, and
@@ -118,7 +121,8 @@ class Heartbeats:
             for member, line in list(self._lines.items()):
                 if not line.ask(now_s, stood_s):
                     self._end(member)
-            usual_s = max(EVERY_S, _MEMBER_S * len(self._lines))
+            here = all(line.here for line in self._lines.values()) and not self._strangers
+            usual_s = max(_HERE_S if here else EVERY_S, _MEMBER_S * len(self._lines))
             found = _reach(self._lines, usual_s)
             if self._lines and not found.reached:
                 if nobody_since_s == math.inf:
@@ -176,13 +180,16 @@ class _Line:
     """One member's connection, as this end's kernel knows it.
 
     For `silent_s` nothing was answered: 0 while nothing is awaited. `usual_s` is the longest such
-    silence that is known of.
+    silence that is known of. `here`: the member is on this machine.
     """
 
     def __init__(self, connection: socket.socket, now_s: float) -> None:
         self._socket, self.close = connection, connection.close
         with contextlib.suppress(OSError):  # it has ended: `ask` finds that
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.here = False
+        with contextlib.suppress(OSError):
+            self.here = connection.getpeername()[0] == connection.getsockname()[0]
         self._since_s = now_s
         self.silent_s, self.usual_s = 0.0, _FIRST_S
 

@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,8 @@ _EMBEDDED = {
     "RAY_enable_metrics_collection": "0",  # nobody scrapes an embedded cluster
     "RAY_task_events_report_interval_ms": "0",  # and nobody lists its tasks
     "RAY_preload_python_modules": "torch",  # imported while the cluster starts, not after
+    "SCAN_EVENT_DIR_INTERVAL_SECONDS": "3600",  # nobody is shown Ray's own events, either,
+    "REPORTER_UPDATE_INTERVAL_MS": "3600000",  # or how its processes fare
     "RAY_worker_niceness": "0",  # Ray would take 15: behind every other process of the machine
 }
 
@@ -134,7 +137,7 @@ def _start(job: Job, address: str | None, metadata: Mapping[str, str] | None) ->
     try:
         if address is not None:
             reach(address, tls=True)  # who it is, Ray finds out
-        with _handler_kept():
+        with _handler_kept(), _few_services() if address is None else contextlib.nullcontext():
             ray.init(address=address or "local", **options)
     except Exception as error:
         # Ray raises a bare Exception where its own processes take too long to start.
@@ -165,6 +168,36 @@ def _handler_kept() -> Iterator[None]:
     finally:
         if callable(before) and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _few_services() -> Iterator[None]:
+    """Ray starts without its dashboard, log monitor and autoscaler, which nobody asks here.
+
+    On two cores `ray.init` then takes half the time, and the workers have the processor and
+    0.25 GiB that those three processes would take.
+    """
+    # Private: `ray start` has options for two of them, and `ray.init` for none; without its
+    # frontend it still starts the dashboard, and waits for it. Held by a test of what runs.
+    import ray
+    from ray._private import parameter, ray_constants, services
+    from ray.experimental import internal_kv
+
+    without = {"include_log_monitor": False, "no_monitor": True}
+    ours: tuple[tuple[Any, str, Any], ...] = (
+        (parameter, "RayParams", partial(parameter.RayParams, **without)),  # type: ignore[arg-type]
+        (services, "start_api_server", lambda *_, **__: ("", None)),
+    )
+    with contextlib.ExitStack() as kept:
+        for module, name, instead in ours:
+            kept.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, instead)
+        yield
+    # Its agent would look for the dashboard each second, and log that there is none.
+    keep = internal_kv._internal_kv_put  # noqa: SLF001 -- private, as all of this is
+    where = ray_constants.DASHBOARD_ADDRESS.encode()
+    if ray.is_initialized():
+        keep(where, b"none", namespace=ray_constants.KV_NAMESPACE_DASHBOARD)
 
 
 def reach(address: str, *, tls: bool) -> None:
@@ -205,8 +238,8 @@ def inventory() -> Inventory:
     return Inventory(nodes=tuple(sorted(nodes, key=lambda node: node.name)))
 
 
-def free() -> Inventory:
-    """The living nodes with what nobody has reserved of them, as of a moment ago.
+def free(nodes: Inventory | None = None) -> Inventory:
+    """The living nodes, or these, with what nobody has reserved of them, as of a moment ago.
 
     What a placement group waits for is still free.
     """
@@ -214,7 +247,7 @@ def free() -> Inventory:
     from ray._private.state import available_resources_per_node
 
     left = available_resources_per_node()
-    nodes = inventory().nodes
+    all_nodes = inventory() if nodes is None else nodes
     return Inventory(
         nodes=tuple(
             replace(
@@ -223,7 +256,7 @@ def free() -> Inventory:
                 gpus=left[node.name].get("GPU", 0.0),
                 memory_bytes=node.memory_bytes and int(left[node.name].get("memory", 0.0)),
             )
-            for node in nodes
+            for node in all_nodes.nodes
             if node.name in left
         )
     )

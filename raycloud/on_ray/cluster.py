@@ -360,7 +360,7 @@ class ClusterWatch:
             places: How many members there are, with those that have yet to come.
         """
         self.inventory = inventory()
-        nodes = tuple(node for node in free().nodes if node.name not in self._leaving)
+        nodes = tuple(node for node in free(self.inventory).nodes if node.name not in self._leaving)
         going = sum(node in self._leaving for node in placed.values())
         return capacity(Inventory(nodes=nodes), self._resources) + places - going
 

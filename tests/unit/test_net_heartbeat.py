@@ -21,6 +21,12 @@ from tests.connections import deafen, hearken
 WAIT_S = 45.0  # longer than the pauses after which TCP tries again on a busy machine
 
 
+@pytest.fixture(autouse=True)
+def as_if_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members on this machine are asked as often as those on others."""
+    monkeypatch.setattr(heartbeat, "_HERE_S", heartbeat.EVERY_S)
+
+
 @contextlib.contextmanager
 def probes() -> Iterator[Heartbeats]:
     one = Heartbeats("127.0.0.1", SystemClock())
@@ -208,3 +214,8 @@ def test_a_driver_that_stands_still_again_and_again_finds_who_is_gone() -> None:
         assert not any(reach.cut_s for reach in turns(asks, 10))
         deafen(wire(ends[1]))
         assert until(asks, lambda reach: bool(reach.cut_s)).cut_s.keys() == {1}
+
+
+def test_a_member_on_this_machine_is_known_to_be() -> None:
+    with probes() as asks, members(asks, 2):
+        assert [line.here for line in asks._lines.values()] == [True, True]
