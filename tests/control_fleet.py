@@ -114,7 +114,8 @@ class Fleet(Samples, Following, Restoring, Troubles):
             elif not (self.scene.never_ready and i == 0):
                 probed_s = self.speed(m) if self.scene.seed % 3 else 0.1  # a probe may mislead
                 word = ready(m, samples=self.scene.samples, micro_batch_s=probed_s)
-                self.say(m, word, after_s=1.0)
+                waits = self.scene.seed % 5 == 0 and 0 < i == len(members) - 1 and not joins
+                self.say(m, word, after_s=20.0 if waits else 1.0)  # others may begin without it
 
     def speed(self, member):
         turned = self.now_s > 6 and self.scene.seed % 2  # in odd worlds speeds change on the way
@@ -122,6 +123,9 @@ class Fleet(Samples, Following, Restoring, Troubles):
         return self.scene.speeds[place % len(self.scene.speeds)]
 
     def form(self, command):
+        if not self.groups:
+            for m in set(self.bodies) - set(command.members):
+                self.bodies[m].reported = None
         self.meet(command)
         assert command.step <= self.step
         assert len(self.groups) > 1 or command.step == self.step

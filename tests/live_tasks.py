@@ -134,6 +134,21 @@ class Paced(Steady):
         return super().batch(samples, rng)
 
 
+class Tardy(Paced):
+    """One worker, whichever comes first, has its model only once the file `comes` is there."""
+
+    def __init__(self, *, first: str | None = None, comes: str = "", **settings: Any) -> None:
+        super().__init__(**settings)
+        self.first, self.comes = first, comes
+
+    def model(self) -> nn.Module:
+        pause, left_s = threading.Event(), GATE_S if claim(self.first) else 0.0
+        while not Path(self.comes).exists() and left_s > 0:
+            pause.wait(0.02)
+            left_s -= 0.02
+        return super().model()
+
+
 class Broad(Paced):
     """Wide enough that servers sum each of its weights' gradients."""
 

@@ -28,12 +28,22 @@ _DRIVER_GONE = "the driver was gone"
 
 
 def form(state: JobState) -> Iterator[Command]:
-    """Members meet for the first time: the ledger is opened, and shares are fitted."""
+    """Members meet for the first time: the ledger is opened, and shares are fitted.
+
+    Who is not ready yet is one that joins from now on.
+    """
     settings, membership = state.settings, state.membership
     ready = [m for m in membership.present() if m.ready is not None]
     first = ready[0].ready
     if first is None:
         raise InternalError("a member is ready that has said nothing of itself")
+    if late := [m for m in membership.present() if m.ready is None]:
+        for member in late:
+            member.forget_state()
+        yield Noticed(
+            what="the workers that are ready begin, and the others join as they come",
+            detail={"ready": len(ready), "others": len(late)},
+        )
     yield from state.data.begin(settings, first)
     state.recovery.get_over()  # whoever was lost before is not missed
     yield from meet(state, ready, state.resharing.first(ready), settings.step)

@@ -320,6 +320,17 @@ def _all_ready(state: JobState) -> bool:
     return roster.states[MemberState.READY] == len(roster.present)
 
 
+def _some_ready(state: JobState) -> bool:
+    """They have waited for the others as long again as they took themselves, and a while."""
+    membership = state.membership
+    fewest = max(1, min(membership.workers[0], state.settings.min_workers))
+    if membership.roster.states[MemberState.READY] < fewest:
+        return False
+    ready_s = max(m.since_s for m in membership.present() if m.state is MemberState.READY)
+    took_s = ready_s - state.recovery.started_s
+    return state.now_s - ready_s >= max(state.settings.others_s, took_s)
+
+
 def _all_done(state: JobState) -> bool:
     """Who has left the group, and is not gone yet, may be among those that are done."""
     membership = state.membership
@@ -409,8 +420,9 @@ _HOLDS: Final[Mapping[Condition, Callable[[JobState], bool]]] = {
     Condition.MET: lambda state: state.membership.met,
     Condition.STOP_ASKED: _stop_asked,
     Condition.GATHERED: gathered,
-    Condition.UNFIT: lambda state: _all_ready(state) and bool(unfit(state)),
+    Condition.UNFIT: lambda s: (_all_ready(s) or _some_ready(s)) and bool(unfit(s)),
     Condition.ALL_READY: _all_ready,
+    Condition.SOME_READY: _some_ready,
     Condition.STOPPED_TWICE: lambda state: state.stop_requests > 1,
     Condition.UNSAVED: _unsaved,
     Condition.PART_MISSING: _part_missing,

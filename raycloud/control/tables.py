@@ -63,6 +63,7 @@ class Condition(StrEnum):
     GATHERED = "as many members are ready as the job must run with, and the checkpoint is found"
     UNFIT = "all members are ready but their data does not fit"
     ALL_READY = "all members are ready"
+    SOME_READY = "as many are ready as the job must run with, and the others take far longer"
     BROKEN = "a member of the generation, or of the one to come, is gone"
     APART = "the exchange broke, and nobody was found to be gone"
     UNEVEN = "a member is far behind in a round, and its rest is done sooner where all divide it"
@@ -153,7 +154,7 @@ PHASE_ON_EVENT: Final[Mapping[Phase, Mapping[Trigger, Phase]]] = {
             events.ExchangeBroken,
             events.RoundsRefused,
             events.MemberLeaving,
-            events.DataPrepared,
+            *_JOINING,
             *_FROM_OUTSIDE,
         ),
         events.GenerationFormed: Phase.TRAINING,
@@ -214,6 +215,7 @@ PHASE_ON_CONDITION: Final[Mapping[Phase, Mapping[Condition, Phase]]] = {
         Condition.TOO_FEW: Phase.FAILED,
         Condition.UNFIT: Phase.FAILED,
         Condition.ALL_READY: Phase.FORMING,
+        Condition.SOME_READY: Phase.FORMING,
     },
     Phase.FORMING: {Condition.APART: Phase.REGROUPING},
     Phase.REGROUPING: {

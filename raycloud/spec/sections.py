@@ -152,7 +152,8 @@ class ElasticSection(Section):
     """How many workers compute, and how a step is split over them."""
 
     min_workers: int = Field(default=1, ge=1)
-    """Fewest workers the run computes with."""
+    """Fewest workers the run begins and computes with. Where some are ready and others take far
+    longer, those begin, and the others join as they come."""
     max_workers: Annotated[int, Field(ge=1)] | Auto = 2
     """Most workers the run computes with. auto: as many as the machines hold, and no more than a
     step has micro-batches; as many as `shares` has entries, if it is a list."""

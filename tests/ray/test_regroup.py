@@ -19,6 +19,7 @@ from raycloud.events import (
     MemberLost,
     MemberReady,
     MemberReturned,
+    Noticed,
     Recovered,
     StepsCommitted,
 )
@@ -130,6 +131,29 @@ def test_a_killed_worker_is_not_missed(tmp_path: Path, ray_tmpdir: Path) -> None
         steps = [e for e in of_kind(StepsCommitted, log) if e.member == member]
         begun = steps[0].first_step if member not in first.members else 0
         assert sum(e.last_step - e.first_step for e in steps) == 400 - begun
+
+
+@pytest.mark.full(only="those that are ready begin without one that is not, and it joins")
+def test_who_is_ready_begins_and_a_late_worker_joins(tmp_path: Path, ray_tmpdir: Path) -> None:
+    gate, comes = tmp_path / "gate", tmp_path / "comes"
+    options = {"gate": str(gate), "first": str(tmp_path / "first"), "comes": str(comes)}
+    elastic = {"min_workers": 1, "max_workers": 2}
+    job = asked("Tardy", 2, steps=200, elastic=elastic, settings=options)
+
+    def watching(event: Event) -> None:
+        if isinstance(event, StepsCommitted) and event.micro_batches > 0:
+            comes.touch()  # the other one has begun
+            late.add(event.member)
+            if len(late) > 1:
+                gate.touch()
+
+    late = set[int]()
+    run = raycloud.train(job, run_dir=tmp_path / "run", observer=watching)
+    assert run.status == "finished"
+    check_result(run, job, Steady(), 200)
+    first, *_, last = of_kind(GenerationFormed, run.events)
+    assert (len(first.members), len(last.members)) == (1, 2)
+    assert "begin, and the others join" in of_kind(Noticed, run.events)[0].what
 
 
 @pytest.mark.full(only="a frozen worker that thaws computes again")

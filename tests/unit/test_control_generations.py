@@ -39,6 +39,54 @@ def test_all_ready_members_form_a_generation_and_open_the_ledger():
     assert set(job.members.values()) == {MemberState.ACTIVE}
 
 
+def late_one(**settings):
+    """Members 0 and 1 are ready 6 s and 7 s after the start, and 2 is not."""
+    job = control(max_workers=3, capacity=3, **settings)
+    job.start(0.0)
+    job.on(ready(0), 6.0)
+    job.on(ready(1), 7.0)
+    return job
+
+
+def test_those_that_are_ready_begin_where_another_takes_far_longer_and_it_joins():
+    job = late_one()
+    assert job.tick(13.9) == ()  # less than as long again
+    said, record, form = job.tick(14.0)
+    assert "begin, and the others join" in said.what
+    assert said.detail == {"ready": 2, "others": 1}
+    assert isinstance(record, c.Record)
+    assert form.members == (0, 1)
+    job.on(e.DataPreparing(member=2, seconds=14.5), 14.5)
+    job.on(formed(job), 15.0)
+    for member in (0, 1):
+        job.on(report(job, member, 0, 4), 20.0)
+    assert only(c.Prepare, job.on(ready(2), 21.0)).change.members == (0, 1, 2)
+
+
+def test_it_may_be_ready_or_gone_while_the_others_meet():
+    job = late_one()
+    job.tick(14.0)
+    job.on(ready(2), 14.1)
+    assert job.phase is Phase.FORMING
+    assert job.members[2] is MemberState.READY
+    job.on(e.MemberLost(member=2, reason="died"), 14.2)
+    assert job.phase is Phase.FORMING
+    job.on(formed(job), 15.0)
+    assert job.phase is Phase.TRAINING
+
+
+@pytest.mark.parametrize("settings", [{"min_workers": 3}, {"others_s": 8.0}])
+def test_they_wait_where_they_are_too_few_or_it_is_early(settings):
+    job = late_one(**settings)
+    assert job.tick(14.0) == ()
+    assert job.phase is Phase.PLACING
+
+
+def test_what_makes_no_step_fails_the_run_of_those_that_begin_too():
+    job = late_one(drop_last=True, global_batch=128)
+    assert "drop_last leaves no step" in only(c.Finish, job.tick(14.0)).error
+
+
 @pytest.mark.parametrize(
     ("shares", "slow_s", "expected"),
     [
