@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.machine import describe
+from raycloud.step.device import keep_freed_memory
 from raycloud.sync.codecs import CODECS, Codec, TopK
 
 COUNT = 1 << 21  # values: 8 MiB, more than the cores' own caches hold
@@ -64,6 +65,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=9)
     asked = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()  # as workers do
     every: dict[str, Codec] = {**CODECS, **{f"topk {n}": TopK(n) for n in (8, 32)}}
     rows = {name: speeds(codec, asked.turns) for name, codec in every.items()}
     print(f"{'codec':8}{'fewer bytes':>12}{'encode':>9}{'add':>9}{'subtract':>10}   floors")

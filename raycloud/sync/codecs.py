@@ -126,8 +126,9 @@ class _Rows:
         factors, rows = self._cut(codes, len(parts))
         chosen = [_factor(part, least=self._least) for part in parts]
         factors.copy_(torch.tensor(chosen))
+        room = torch.empty_like(parts[0])  # of all chunks: what was written last is in the cache
         for some, part, factor in zip(rows, parts, chosen, strict=True):
-            scaled = part if factor == 1.0 else part * factor
+            scaled = part if factor == 1.0 else torch.mul(part, factor, out=room[: len(part)])
             if rest := -len(part) % self._block:
                 scaled = nn.functional.pad(scaled, (0, rest))
             some.copy_(self._pack(scaled.view(-1, self._block)))
