@@ -85,7 +85,8 @@ class Row:
         data: Images are read once, decoded, kept as blocks and spread evenly by class; else each is
             fetched when it is needed.
         communication: `sync: auto`, else the exact exchange of fp32.
-        scheduling: Zones are known, so that a ring or tree crosses the trunk once each way.
+        scheduling: Zones are known, so that a ring or tree crosses the trunk once each way; and who
+            is ready begins, the others join.
         peer: Ray Train, as documented, without any of these.
     """
 
