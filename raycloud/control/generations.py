@@ -38,12 +38,12 @@ def form(state: JobState) -> Iterator[Command]:
     if first is None:
         raise InternalError("a member is ready that has said nothing of itself")
     if late := [m for m in membership.present() if m.ready is None]:
-        for member in late:
-            member.forget_state()
+        membership.begin_without(late)
         yield Noticed(
             what="the workers that are ready begin, and the others join as they come",
             detail={"ready": len(ready), "others": len(late)},
         )
+        yield from let_go([m for m in late if m.leaving])
     yield from state.data.begin(settings, first)
     state.recovery.get_over()  # whoever was lost before is not missed
     yield from meet(state, ready, state.resharing.first(ready), settings.step)

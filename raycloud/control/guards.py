@@ -14,7 +14,7 @@ from raycloud import events
 from raycloud.commands import Meet, Reshare
 from raycloud.control.membership import one_worker_each
 from raycloud.control.rollback import gathered, why_not_there
-from raycloud.control.scaling import other_samples
+from raycloud.control.scaling import SAME_DATA, other_samples
 from raycloud.control.tables import (
     FINAL,
     MEMBER_ON_EVENT,
@@ -39,11 +39,6 @@ _MAY_BE_OLD: Final = (
     events.MemberDone,
     events.ExchangeBroken,
     events.StepNotFinite,
-)
-_SAME = (
-    "every worker calls Task.data, and all have to get the same from it: list files in sorted "
-    "order, give random_split, shuffles and permutations a generator with a seed of their own, and "
-    "leave what is random about a sample to Task.batch"
 )
 
 
@@ -323,8 +318,7 @@ def _all_ready(state: JobState) -> bool:
 def _some_ready(state: JobState) -> bool:
     """They have waited for the others as long again as they took themselves, and a while."""
     membership = state.membership
-    fewest = max(1, min(membership.workers[0], state.settings.min_workers))
-    if membership.roster.states[MemberState.READY] < fewest:
+    if membership.roster.states[MemberState.READY] < max(1, membership.workers[0]):
         return False
     ready_s = max(m.since_s for m in membership.present() if m.state is MemberState.READY)
     took_s = ready_s - state.recovery.started_s
@@ -468,7 +462,7 @@ def unfit(state: JobState) -> str:
         if differing := other_samples(readies[0], ready):
             return (
                 f"Task.data gives member {readies[0].member} and {ready.member} different samples: "
-                f"{differing}\n\nhint: {_SAME}"
+                f"{differing}\n\nhint: {SAME_DATA}"
             )
     trained = 0 if settings.ledger is None else EpochSizes.from_state(settings.ledger).most
     if samples < trained:

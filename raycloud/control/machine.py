@@ -196,6 +196,8 @@ class Control:
                 tells of the last events before it.
         """
         state, membership = self._state, self._state.membership
+        if isinstance(event, events.MemberReady):
+            event = scaling.checked(state, event)
         if isinstance(event, events.MemberFailed):
             event = self._tolerated(event, now_s)
         try:
@@ -230,9 +232,14 @@ class Control:
     def _tolerated(
         self, event: events.MemberFailed, now_s: float
     ) -> events.MemberFailed | events.MemberLost:
-        """A failure before the first step counts as the loss of the member: not the job's fault."""
+        """A failure before the first step counts as the loss of the member: not the job's fault.
+
+        Those that the job begins with fail it, whether or not the others have waited for them.
+        """
         state, member = self._state, self._state.membership.members.get(event.member)
         if member is None or state.data.progress is None:
+            return event
+        if event.member in state.membership.late:
             return event
         if not rollback.tolerates(state, member, now_s):
             return event

@@ -119,6 +119,7 @@ class Membership:
         outstanding: The change that is on its way.
         changes: How many were sent.
         halted: A member has applied the halt: the run ends before its last step.
+        late: Those of the first that were not ready when the others began.
         absent_since_s: By member that was lost by silence alone, and whose process is kept.
         returns: By member that is what a process has come back as: how often it has come back.
         vacant: Who was lost since the last tick by its end, so that its place may be another's.
@@ -143,6 +144,7 @@ class Membership:
     outstanding: Outstanding | None = None
     changes: int = 0
     halted: bool = False
+    late: frozenset[int] = frozenset()
     absent_since_s: dict[int, float] = field(default_factory=dict)
     returns: dict[int, int] = field(default_factory=dict)
     vacant: list[int] = field(default_factory=list)
@@ -298,6 +300,12 @@ class Membership:
         for number, slot in zip(numbers, self._free_slots(), strict=False):
             self._add(number, now_s, slot=slot, joined=not joins).placed = not joins
         return numbers
+
+    def begin_without(self, late: Sequence[Member]) -> None:
+        """The others begin: these are new from now on, and join."""
+        self.late = frozenset(member.number for member in late)
+        for member in late:
+            member.forget_state()
 
     def _add(self, number: int, now_s: float, *, slot: int, joined: bool) -> Member:
         member = self.members[number] = Member(

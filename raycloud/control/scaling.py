@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from raycloud.commands import Command, LeaveOut, Readmit, Release, Spawn, Vacancy
 from raycloud.control.tables import FINAL, MemberState, Phase
-from raycloud.events import Noticed
+from raycloud.events import MemberFailed, Noticed
 
 if TYPE_CHECKING:
     from raycloud.control.member import Member
@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     )
 
 MOST_MISSES = 6  # in a row
+SAME_DATA = (
+    "every worker calls Task.data, and all have to get the same from it: list files in sorted "
+    "order, give random_split, shuffles and permutations a generator with a seed of their own, and "
+    "leave what is random about a sample to Task.batch"
+)
 _NOT_WITHOUT = frozenset({Phase.WAITING, Phase.RESTORING})  # the job cannot go on without others
 _GROWS = frozenset({Phase.REGROUPING, Phase.TRAINING, *_NOT_WITHOUT})
 _MOST_RETURNS = 3  # of one process: a link that comes and goes costs the others each time
@@ -116,17 +121,27 @@ def _none_joins(state: JobState) -> Iterator[Command]:
 
 def look_at_newcomer(state: JobState, member: Member) -> Iterator[Command]:
     """One that is ready joins, unless it sees other data."""
-    known, first, ready = state.data.formed().steps.sizes.most, state.data.first, member.ready
-    if ready is None or first is None:
-        return
+    if member.ready is not None and (why := _unlike(state, member.ready)):
+        member.enter(MemberState.RELEASED)
+        yield from missed(state, member, why)
+
+
+def checked(state: JobState, event: MemberReady) -> MemberReady | MemberFailed:
+    """One of the first that sees other data fails the job, though the others have begun."""
+    if event.member not in state.membership.late or not (why := _unlike(state, event)):
+        return event
+    return MemberFailed(member=event.member, error="JobError", message=why, hint=SAME_DATA)
+
+
+def _unlike(state: JobState, ready: MemberReady) -> str:
+    """What is other data for one that comes after the others have begun; empty: nothing."""
+    known, first = state.data.formed().steps.sizes.most, state.data.first
+    if first is None:
+        return ""
     if ready.samples != known:
-        why = f"it sees {ready.samples} samples, the others {known}"
-    elif differing := other_samples(first, ready):
-        why = f"Task.data gives it other samples than the others: {differing}"
-    else:
-        return
-    member.enter(MemberState.RELEASED)
-    yield from missed(state, member, why)
+        return f"it sees {ready.samples} samples, the others {known}"
+    differing = other_samples(first, ready)
+    return f"Task.data gives it other samples than the others: {differing}" if differing else ""
 
 
 def other_samples(one: MemberReady, other: MemberReady) -> str:

@@ -61,7 +61,7 @@ class Condition(StrEnum):
     HOPELESS = "members were lost in one meeting after the other, or all again and again"
     ENOUGH = "as many members are there as the job must run with, or it is to stop"
     GATHERED = "as many members are ready as the job must run with, and the checkpoint is found"
-    UNFIT = "all members are ready but their data does not fit"
+    UNFIT = "members are to begin but their data does not fit"
     ALL_READY = "all members are ready"
     SOME_READY = "as many are ready as the job must run with, and the others take far longer"
     BROKEN = "a member of the generation, or of the one to come, is gone"

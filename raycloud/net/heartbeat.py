@@ -1,6 +1,6 @@
 """Heartbeats: whether members' machines are there, asked twenty times a second.
 
-Where all are on the driver's own machine, which is there, they are asked less often.
+Four times, where all are on the driver's own machine, which is there.
 
 The driver holds one connection to each member and sends a byte along it. That the byte has arrived
 says the member's kernel, not its process: it answers as fast where that is busy, starved of the
@@ -47,7 +47,7 @@ _MEMBER_S = 0.0005  # between two turns, per member: thousands are asked less of
 _TURNS = 2.5  # so many without an answer, and
 _USUAL = 2.0  # so many times the longest silence that is known of, are too long
 _LEAST_S, _FIRST_S = 0.05, 0.1  # what is taken for that silence at least, and at first
-_FORGETS = 0.9975  # of it, with each turn: half of it in 14 s
+_FORGETS = 0.9975  # of it, with each turn: half of it in 14 s, at twenty turns a second
 _LATE = 2.0  # so many turns late, and this process or its machine stood still itself
 _TRY_S = 1.0  # between two connections of a member that come to nothing
 _STRANGERS = 64  # connections at once that have not said yet whose they are
@@ -78,7 +78,8 @@ class Heartbeats:
     Attributes:
         place: Where members are to connect, each by its number; None where this system does not
             tell what was acknowledged, or the address is not one of this machine's own.
-        reach: As of the last turn, at most a twentieth of a second ago where members are few.
+        reach: As of the last turn, at most a twentieth of a second ago where members are few, or a
+            quarter where all are on this machine.
     """
 
     def __init__(self, address: str, clock: Clock) -> None:
@@ -121,8 +122,7 @@ class Heartbeats:
             for member, line in list(self._lines.items()):
                 if not line.ask(now_s, stood_s):
                     self._end(member)
-            here = all(line.here for line in self._lines.values()) and not self._strangers
-            usual_s = max(_HERE_S if here else EVERY_S, _MEMBER_S * len(self._lines))
+            usual_s = self._usual_s()
             found = _reach(self._lines, usual_s)
             if self._lines and not found.reached:
                 if nobody_since_s == math.inf:
@@ -139,6 +139,11 @@ class Heartbeats:
             connection.close()
         for member in list(self._lines):
             self._end(member)
+
+    def _usual_s(self) -> float:
+        """Seconds to the next turn."""
+        here = all(line.here for line in self._lines.values()) and not self._strangers
+        return max(_HERE_S if here else EVERY_S, _MEMBER_S * len(self._lines))
 
     def _take_in(self, door: socket.socket, now_s: float) -> None:
         """Let in who connects, and know who has said whose it is."""

@@ -45,6 +45,7 @@ _EMBEDDED = {
     "RAY_worker_niceness": "0",  # Ray would take 15: behind every other process of the machine
 }
 
+_NOBODY = b"127.0.0.1:1"  # refuses connections
 NODE_LABEL = "ray.io/node-id"  # that Ray gives each node
 NAMESPACE = "raycloud"  # of names on a cluster that was there before
 REASON = "Ray drains its node"  # it keeps to itself what for, as long as the node lives
@@ -197,7 +198,8 @@ def _few_services() -> Iterator[None]:
     keep = internal_kv._internal_kv_put  # noqa: SLF001 -- private, as all of this is
     where = ray_constants.DASHBOARD_ADDRESS.encode()
     if ray.is_initialized():
-        keep(where, b"none", namespace=ray_constants.KV_NAMESPACE_DASHBOARD)
+        with contextlib.suppress(ray.exceptions.RpcError):
+            keep(where, _NOBODY, namespace=ray_constants.KV_NAMESPACE_DASHBOARD)
 
 
 def reach(address: str, *, tls: bool) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
@@ -251,7 +252,7 @@ class Session:
             in_force = job.sync_point  # members that are there may be on their way to another
         points = [*job.tour_points, *filter(None, [in_force])]
         longest = max(job.first_period, *(one.period for one in points), 1)
-        return ControlSettings(
+        settings = ControlSettings(
             sync=job.sync_point,
             in_force=in_force,
             tour=job.tour_points,
@@ -280,6 +281,7 @@ class Session:
             first_generation=max(origin.generation, tally.generation) + 1,
             first_member=max(tally.spawned, default=-1) + 1,
         )
+        return replace(settings, others_s=math.inf) if begins_together(job) else settings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -301,6 +303,14 @@ class Origin:
     ledger: Mapping[str, Any] = field(default_factory=dict)
     generation: int = -1
     opening: tuple[Event, ...] = ()
+
+
+def begins_together(job: Job) -> bool:
+    """Whether nobody may be late: with the same shares a run is to be the same bit by bit.
+
+    Nor where nobody could join once the data has grown, or a tour would begin with each.
+    """
+    return job.elastic.shares != "auto" or job.data.refresh or bool(job.tour_points)
 
 
 def error_of(failure: MemberFailed, where: str = "") -> errors.RaycloudError:

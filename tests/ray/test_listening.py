@@ -43,6 +43,7 @@ KINDS = (
     ("default_worker", "worker"),
     ("raycloud train", "driver"),
 )
+UNASKED = ("log_monitor.py", "monitor.py", "dashboard.py")  # nobody asks these of Ray's here
 
 pytestmark = [pytest.mark.timeout(500), pytest.mark.alone]
 
@@ -66,6 +67,9 @@ def test_what_listens_is_what_the_page_says(ray_tmpdir: Path, tmp_path: Path) ->
         wait_for("training", trains, seconds=START_S)
         with contextlib.suppress(AssertionError):  # what is missing is shown below
             wait_for("what the page says", all_seen, seconds=SETTLE_S)
+        commands = " ".join(processes_below(ray_tmpdir).values())
+        assert "raylet" in commands
+        assert not [name for name in UNASKED if name in commands]
         one.interrupt()
         assert one.code() == 130, one.err
     assert ended(processes_below(ray_tmpdir), END_S) == {}

@@ -216,6 +216,11 @@ def test_a_driver_that_stands_still_again_and_again_finds_who_is_gone() -> None:
         assert until(asks, lambda reach: bool(reach.cut_s)).cut_s.keys() == {1}
 
 
-def test_a_member_on_this_machine_is_known_to_be() -> None:
+def test_members_are_asked_less_often_where_all_are_on_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with probes() as asks, members(asks, 2):
-        assert [line.here for line in asks._lines.values()] == [True, True]
+        monkeypatch.setattr(heartbeat, "_HERE_S", 7.0)
+        assert asks._usual_s() == 7.0
+        next(iter(asks._lines.values())).here = False
+        assert asks._usual_s() == heartbeat.EVERY_S
