@@ -145,9 +145,11 @@ class Resharing:
         """
         for member, (micro_batches, seconds, rest_s, usual_s) in behind.items():
             estimate = self._estimates.get(member)
-            if estimate is None or seconds < _FAR * estimate.speed.seconds(micro_batches):
-                continue  # it was foreseen
+            if estimate is None:
+                continue
             self._rests_s[member] = rest_s, usual_s
+            if seconds < _FAR * estimate.speed.seconds(micro_batches):
+                continue  # it was foreseen, maybe just too late for this round
             steps = 1 + round(rest_s / seconds)
             self.changed |= estimate.observe(micro_batches * steps, steps, seconds * steps)
             self._note(member, estimate)
@@ -155,7 +157,8 @@ class Resharing:
     def late_in_round(self, group: Sequence[int], shares: Sequence[float]) -> int | None:
         """The member that holds up a round, where its rest is done far sooner if all divide it.
 
-        Others are taken to have as much left as they would have at their usual pace. None: nobody.
+        Others are taken to have as much left as they would have at their usual pace. None: nobody,
+        or shares are as good as they get.
         """
         late = [
             (*self._rests_s[member], share, member)
@@ -167,7 +170,10 @@ class Resharing:
         lost = sum(share * (1.0 - usual_s / rest_s) for rest_s, usual_s, share, _ in late)
         speed = 1.0 - lost / sum(shares)  # of all together, 1 as usual
         rest_s, usual_s, _, member = max(late)
-        return member if rest_s - usual_s / speed > _REDEAL_S else None
+        if rest_s - usual_s / speed <= _REDEAL_S:
+            return None
+        better = self._better(shares, self._speeds(group), _LARGE_GAIN, self._parts_of(group))
+        return None if better is None else member
 
     def _note(self, member: int, estimate: ExpectedSpeed) -> None:
         """Its speed, where those of many are asked for at once."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,6 +17,7 @@ _LONG_S = 2.0  # nothing shorter is far longer than usual: it may be a hiccup
 _FAR = 2.0  # times as long
 _LOOKS_S = 0.5  # two looks that are closer say little of the pace of now
 _TICK_S = 1e-9  # less processor time than any clock can tell
+_STEPS = 8  # that tell what is usual in the first round
 _MOST = 4.0  # times what has passed: what does not go on at all is a stall
 _STALL_S = 1.0  # no stall is told before
 _BETWEEN_S = 1.5  # longer between two looks: this process stood still itself, or its machine
@@ -48,7 +51,7 @@ class _RoundSoFar:
     """Shares of one round: what they take, beside what those of the round before have taken.
 
     Args:
-        usual_s: Seconds of a micro-batch in the round before; 0.0: there is none.
+        usual_s: Seconds of a micro-batch in the round before, or in steps; 0.0: there are none.
 
     Attributes:
         left: Steps that are left of it, that included which is computed.
@@ -105,6 +108,7 @@ class StragglerWatch:
         self._usual: _Span | None = None
         self._round: _RoundSoFar | None = None  # of the round that is computed
         self._round_s = 0.0  # seconds of a micro-batch in the round before; 0.0: there is none
+        self._steps_s: deque[float] = deque(maxlen=_STEPS)  # ... in the last steps before rounds
         self._looked: tuple[_Span, float, float] | None = None
         self._told = False  # something, of what is computed now
         self._waits = False
@@ -126,7 +130,7 @@ class StragglerWatch:
         if (so_far := self._round) is not None and not 0 < left < so_far.left:  # it is over
             self._round_s, self._round = so_far.micro_batch_s or so_far.usual_s, None
         if left:
-            self._round = so_far = self._round or _RoundSoFar(self._round_s)
+            self._round = so_far = self._round or _RoundSoFar(self._round_usual_s())
             so_far.left = left
         self._now = _Span(micro_batches, self._clock.monotonic_s(), self._clock.cpu_s())
         self._told = False
@@ -155,6 +159,8 @@ class StragglerWatch:
             self._usual = _Span(began.micro_batches, took_s, cpu_s)
         if self._round is not None:
             self._round.add(began.micro_batches, took_s)
+        elif began.micro_batches:
+            self._steps_s.append(took_s / began.micro_batches)
 
     def look(self) -> list[Straggling]:
         """What is to be told: nothing, mostly. To be asked about once a second."""
@@ -196,6 +202,12 @@ class StragglerWatch:
             return math.inf
         in_s = now.at_s + self._late_s(now, usual) - self._clock.monotonic_s()
         return in_s if in_s > 0.0 else math.inf
+
+    def _round_usual_s(self) -> float:
+        """Of a micro-batch: the first round is compared with the steps before it."""
+        if self._round_s or len(self._steps_s) < _STEPS:
+            return self._round_s
+        return median(self._steps_s)
 
     def _late_s(self, now: _Span, usual: _Span) -> float:
         """Seconds of computing from which on a share takes far longer than usual."""

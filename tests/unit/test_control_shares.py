@@ -366,6 +366,35 @@ def test_the_rest_of_a_round_is_dealt_anew_in_the_next_round_too():
     assert of(c.Form, job.tick(12.0))
 
 
+def slow_since_the_last_step():
+    """Members 0 and 1, of whom 1 needs 0.8 s a micro-batch since a step, as its report has said."""
+    job = training(reshare_every_s=1000.0, reshare_steps=1000)
+    for member in (0, 1):
+        job.on(report(job, member, 0, 8), 1.0)
+    job.on(report(job, 0, 8, 9), 2.0)
+    [prepare] = of(c.Prepare, job.on(report(job, 1, 8, 9, compute_s=3.2), 2.0))
+    return job, prepare.change
+
+
+def test_the_rest_is_dealt_anew_too_where_new_shares_have_come_just_too_late_for_the_round():
+    job, change = slow_since_the_last_step()
+    assert change.shares == (7, 1)
+    job.hear(Heard(looked_s=6.0, behind={1: Behind(4, 3.2, rest_s=20.0, usual_s=2.5)}))
+    assert only(c.Form, job.tick(6.0)).shares == (7, 1)
+
+
+def test_the_rest_of_a_round_stays_where_its_shares_are_as_good_as_they_get():
+    job, change = slow_since_the_last_step()
+    for member in (0, 1):
+        job.on(e.ChangeApplied(member=member, change=1, step=9), 2.5)
+    for member, share in ((0, 7), (1, 1)):
+        compute_s = 8 * share * (0.8 if member else 0.1)
+        job.on(report(job, member, 9, 17, share=share, compute_s=compute_s), 9.0)
+    assert job.shares == change.shares
+    job.hear(Heard(looked_s=12.0, behind={1: Behind(1, 0.8, rest_s=20.0, usual_s=2.5)}))
+    assert not of(c.Form, job.tick(12.0))
+
+
 def test_who_is_idle_is_measured_now_and_then_and_taken_back_once_it_has_recovered():
     settings = control(reshare_every_s=1.0, reshare_steps=1)._state.settings
     resharing = fitted(settings, ready(0), ready(1, micro_batch_s=2.0))

@@ -86,6 +86,17 @@ def test_a_round_is_compared_with_the_one_before(clock: Clock) -> None:
     assert shares(clock, pace, range(8, 0, -1), 2.1)
 
 
+def test_the_first_round_is_compared_with_the_steps_before_it(clock: Clock) -> None:
+    """The last of them may have been slow already."""
+    pace = StragglerWatch(clock)
+    for seconds in (*[0.4] * 6, 1.6, 1.6):
+        pace.begin(4)
+        clock.passes(seconds)
+        pace.end(done=True)
+    told = shares(clock, pace, range(8, 0, -1), 1.6)
+    assert told == [Straggling(4, pytest.approx(1.6), pytest.approx(9.6), pytest.approx(2.4))]
+
+
 def test_where_nobody_waits_for_rounds_a_share_counts_alone(clock: Clock) -> None:
     pace = StragglerWatch(clock, meets=False)
     assert not shares(clock, pace, range(8, 0, -1), 0.4)
