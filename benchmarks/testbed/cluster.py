@@ -47,6 +47,8 @@ _SETTINGS = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_enable_metrics_collection": "0",  # nobody scrapes it
     "RAY_task_events_report_interval_ms": "0",  # and nobody lists its tasks
+    "SCAN_EVENT_DIR_INTERVAL_SECONDS": "3600",  # or is shown its events,
+    "REPORTER_UPDATE_INTERVAL_MS": "3600000",  # or what its processes use
     "RAY_worker_niceness": "0",  # as everything else that runs on a node
 }
 
