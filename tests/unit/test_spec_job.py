@@ -322,7 +322,7 @@ def deep(levels: int) -> list[object]:
         (
             lambda: ElasticSection(min_workers=0),
             "min_workers = 0: must be an integer of at least 1",
-            "Fewest workers the run computes with; left out, it is 1",
+            "Fewest workers the run begins and computes with; left out, it is 1",
         ),
         (
             lambda: SyncSection(period=0),
