@@ -175,8 +175,8 @@ def _handler_kept() -> Iterator[None]:
 def _few_services() -> Iterator[None]:
     """Ray starts without its dashboard, log monitor and autoscaler, which nobody asks here.
 
-    On two cores `ray.init` then takes half the time, and the workers have the processor and
-    0.25 GiB that those three processes would take.
+    `ray.init` then does not wait for the dashboard to start, and the workers have the processor
+    and the memory that three processes would take.
     """
     # Private: `ray start` has options for two of them, and `ray.init` for none; without its
     # frontend it still starts the dashboard, and waits for it. Held by a test of what runs.
