@@ -320,9 +320,8 @@ def _some_ready(state: JobState) -> bool:
     membership = state.membership
     if membership.roster.states[MemberState.READY] < max(1, membership.workers[0]):
         return False
-    ready_s = max(m.since_s for m in membership.present() if m.state is MemberState.READY)
-    took_s = ready_s - state.recovery.started_s
-    return state.now_s - ready_s >= max(state.settings.others_s, took_s)
+    took_s = membership.ready_s - state.recovery.started_s
+    return state.now_s - membership.ready_s >= max(state.settings.others_s, took_s)
 
 
 def _all_done(state: JobState) -> bool:

@@ -399,7 +399,7 @@ def _done(state: JobState, event: events.MemberDone) -> Iterator[Command]:
 
 
 def _ready(state: JobState, event: events.MemberReady) -> None:
-    state.membership.members[event.member].introduce(event)
+    state.membership.introduce(event, state.now_s)
     state.resharing.know(event)
     state.sync.learn(event)
     state.heartbeats.begin([event.member])

@@ -119,6 +119,7 @@ class Membership:
         outstanding: The change that is on its way.
         changes: How many were sent.
         halted: A member has applied the halt: the run ends before its last step.
+        ready_s: When the last one became ready.
         late: Those of the first that were not ready when the others began.
         absent_since_s: By member that was lost by silence alone, and whose process is kept.
         returns: By member that is what a process has come back as: how often it has come back.
@@ -144,6 +145,7 @@ class Membership:
     outstanding: Outstanding | None = None
     changes: int = 0
     halted: bool = False
+    ready_s: float = 0.0
     late: frozenset[int] = frozenset()
     absent_since_s: dict[int, float] = field(default_factory=dict)
     returns: dict[int, int] = field(default_factory=dict)
@@ -300,6 +302,11 @@ class Membership:
         for number, slot in zip(numbers, self._free_slots(), strict=False):
             self._add(number, now_s, slot=slot, joined=not joins).placed = not joins
         return numbers
+
+    def introduce(self, ready: MemberReady, now_s: float) -> None:
+        """A member is ready, and has measured itself."""
+        self.members[ready.member].introduce(ready)
+        self.ready_s = now_s
 
     def begin_without(self, late: Sequence[Member]) -> None:
         """The others begin: these are new from now on, and join."""

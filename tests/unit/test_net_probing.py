@@ -153,7 +153,7 @@ def test_who_dies_while_links_are_measured_is_not_missed(
     fellows = Fellows(tmp_path / "kept", job, 3, joining=0)
     fellows.nodes = ("a", "b", "c")
     fellows.form(Form(generation=0, members=(0, 1, 2), shares=(3, 3, 2), step=0))
-    fellows.until(ExchangeBroken, (0, 1))
+    fellows.until(ExchangeBroken, (0, 1), unless=ExchangeBroken)  # control waits for one, too
     fellows.form(Form(generation=1, members=(0, 1), shares=(5, 3), step=0))
     check_end(fellows, job, (0, 1))
     formed = [event for event in fellows.events if isinstance(event, GenerationFormed)]
