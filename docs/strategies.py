@@ -190,7 +190,7 @@ PAPERS = (
         name="Caching and prefetching",
         here="blocks kept by content on each node, `data.prefetch_steps`, what is read first is "
         "pinned in memory",
-        modules=("data", "on_ray/ingest.py", "step/feed.py"),
+        modules=("data", "on_ray/pipeline.py", "step/feed.py"),
         command="python -m benchmarks.ingest",
         test="unit/test_benchmarks_ingest.py",
         measured=Measured(
@@ -356,7 +356,7 @@ PRACTICAL = (
     Strategy(
         name="Preprocessing",
         here="`Task.preprocess`, once for each row, kept",
-        modules=("data", "on_ray/ingest.py"),
+        modules=("data", "on_ray/pipeline.py"),
     ),
     Strategy(
         name="Pruning and quantization of the model",
@@ -383,7 +383,7 @@ PRACTICAL = (
         name="Multi-task and incremental",
         here="files that are added while a run goes on are trained on from the next epoch "
         "(`data.refresh`); several losses are the task's",
-        modules=("on_ray/ingest.py", "control/data.py"),
+        modules=("on_ray/pipeline.py", "control/data.py"),
         command="raycloud train jobs/recommend.yaml",
         test="ray/test_jobs.py",
     ),

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from raycloud.control.state import JobState
     from raycloud.events import Event
 
+_OTHERS_PART: Final = 0.2  # of what they took, that who is ready waits for the others
 _MAY_BE_OLD: Final = (
     events.PartWritten,
     events.PartFailed,
@@ -316,12 +317,12 @@ def _all_ready(state: JobState) -> bool:
 
 
 def _some_ready(state: JobState) -> bool:
-    """They have waited for the others as long again as they took themselves, and a while."""
+    """They have waited for the others for a part of what they took themselves, and a while."""
     membership = state.membership
     if membership.roster.states[MemberState.READY] < max(1, membership.workers[0]):
         return False
     took_s = membership.ready_s - state.recovery.started_s
-    return state.now_s - membership.ready_s >= max(state.settings.others_s, took_s)
+    return state.now_s - membership.ready_s >= max(state.settings.others_s, _OTHERS_PART * took_s)
 
 
 def _all_done(state: JobState) -> bool:

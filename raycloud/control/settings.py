@@ -28,8 +28,8 @@ class ControlSettings:
         reshare_steps: Least steps between two looks at the shares.
         reshare_gain: A change of shares is worth this fraction of a step's seconds.
         spawn_s: A member that is not ready after this time is lost.
-        others_s: Who is ready at the start waits so long for the others, and at least as long again
-            as it took itself; if they are enough then, they begin, and the others join. Infinite:
+        others_s: Who is ready at the start waits so long for the others, and at least a fifth of
+            what it took itself; if they are enough then, they begin, and the others join. Infinite:
             all begin together.
         form_s: Members that have not met after this time are lost.
         silence_s: A member in training that has nothing to report for this time is lost.
@@ -90,7 +90,7 @@ class ControlSettings:
     reshare_steps: int = 4
     reshare_gain: float = 0.05
     spawn_s: float = 300.0
-    others_s: float = 10.0
+    others_s: float = 3.0
     form_s: float = 60.0
     silence_s: float = 60.0
     late_s: float = 1.25

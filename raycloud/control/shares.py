@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _FAR = 2.0  # times as long as known
 _LOOKS = 2  # a gain must be seen this often in a row
+_SOME_STEPS = 4  # of a round that tells of speed in rounds
 _LONG_STEPS, _LONG_S = 8, 5.0  # that a report is of, if it is no odd moment's
 _LARGE_GAIN = 0.1  # of a step's seconds
 _FINE_GAIN = 0.02  # of a round's: those of many steps
@@ -121,7 +122,7 @@ class Resharing:
 
         The shorter ones that a run may begin with have its first steps, which are slow.
         """
-        if report.period > 1 and steps < min(report.period, _LONG_STEPS):
+        if report.period > 1 and steps < min(report.period, _SOME_STEPS):
             return
         self._in_rounds ^= {report.member}
         if report.period > 1 and report.compute_s > 0:

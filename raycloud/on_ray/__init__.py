@@ -5,8 +5,8 @@ A start goes down this list and does not come back up: `run` (train) attaches to
 (the actors of `actors`), beside `checkpoints`; then `raycloud.run.driver` drives.
 `failover` is entered on a cluster alone, where a run outlives its command.
 
-- Data: `ingest` and `ingest_split` make a task's sources into blocks, by `read_tasks`, in the
-  `block_store`; members read them through `provider`.
+- Data: the process of `ingest` makes a task's sources into blocks, as `pipeline` says, by
+  `read_tasks`, in the `block_store`; members read them through `provider`.
 - A task's class and its code: `tasks`.
 - Beside a run: `dry_run` (plan, --try), `survey` (plan, doctor), `chaos`.
 - Over the Jobs API: `submission`, `jobs_api`.

@@ -38,7 +38,7 @@ from raycloud.events import (
 from raycloud.net.rendezvous_store import Rendezvous
 from raycloud.on_ray.attach import draining, free, inventory, node_id_here
 from raycloud.on_ray.fleet import ASKED_PLACE_S, PLACE_S, Fleet
-from raycloud.on_ray.ingest import PipelineConfig, living_pipeline, pipeline_name
+from raycloud.on_ray.ingest import living_pipeline, pipeline_name
 from raycloud.on_ray.roles import started_collators
 from raycloud.on_ray.session import RunHandle, passed_over
 from raycloud.order.layout import lanes_of
@@ -455,16 +455,15 @@ class RunInputs:
                 self._own_pipeline = f"{self.pipeline}-{settings_digest(session.job)}"
 
     def begin(self) -> None:
-        """Start the pipeline before members are there to ask, if the task looks as if they will.
-
-        What it cannot do, it says to them.
-        """
+        """Start the pipeline before members ask, who are told what it cannot do; if they will."""
         session = self._session
         if session.task.preprocess is not Task.preprocess:  # which is for the rows of a `Source`
-            job, code = session.code.named_in(session.job), session.code
-            config = PipelineConfig(job=job, task=code, known=self.known)
-            made = self._pool.start_pipeline(self.pipeline, [ray.put(config)], node_id_here())
-            made.call.remote("begin")
+            from raycloud.on_ray.pipeline import PipelineConfig  # loads much
+
+            job = session.code.named_in(session.job)
+            config = PipelineConfig(job=job, task=session.code, known=self.known)
+            told = self.pipeline, [ray.put(config)], node_id_here()
+            self._pool.start_pipeline(*told).call.remote("begin")
 
     def adopt(self, pipeline: str) -> None:
         """Go on with a pipeline that is there."""

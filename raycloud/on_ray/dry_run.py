@@ -9,6 +9,7 @@ made for the whole job. Preprocessed rows stay in the cache, where the run in ea
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import shutil
 import tempfile
@@ -22,7 +23,7 @@ import yaml
 from raycloud.clock import SystemClock
 from raycloud.errors import RaycloudError, RunDirectoryError, SpecError
 from raycloud.events import CheckpointPublished, StepsCommitted
-from raycloud.on_ray.attach import attached, free
+from raycloud.on_ray.attach import attached, free, node_id_here
 from raycloud.on_ray.run import imported, with_secrets
 from raycloud.planner.described import Described, of_launcher, read_table
 from raycloud.planner.inventory import place
@@ -33,9 +34,10 @@ from raycloud.spec import Environment, Job, RunDirectory
 from raycloud.spec.load import option_text
 from raycloud.spec.rundir import RUNS
 from raycloud.spec.secrets import place_of
-from raycloud.task import Task
+from raycloud.task import Source, Task
 
 if TYPE_CHECKING:
+    from raycloud.data.location import File
     from raycloud.events import Observed
     from raycloud.on_ray.session import Run, StopSwitch
     from raycloud.on_ray.survey import MeasuresFile
@@ -91,12 +93,66 @@ def plan(
 
 def _sampled(job: Job, task: type[Task], code: TaskCode) -> tuple[str, SourceRate] | str | None:
     """A sample of the source, where the job may have one on another machine."""
-    from raycloud.on_ray.ingest import sample_here
-
     path = job.data.path
     rows = task.preprocess is not Task.preprocess  # which is for those of a `Source`
     remote = rows if path is None else "://" in path
-    return sample_here(code, job) if remote else None
+    return _sample_here(code, job) if remote else None
+
+
+def _sample_here(code: TaskCode, job: Job) -> tuple[str, SourceRate] | str | None:
+    """See `sampled`; in another process of this node, since the task's code may do anything."""
+    import ray
+    from ray.exceptions import RayError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    there = NodeAffinitySchedulingStrategy(node_id_here(), soft=False)
+    asked = ray.remote(sampled).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+    cpus = int(ray.cluster_resources().get("CPU", 1))
+    try:
+        found: tuple[str, SourceRate] | str | None = ray.get(
+            asked.remote(code, code.named_in(job), cpus)
+        )
+    except RayError as error:
+        return f"its process ended: {type(error).__name__}"
+    return found
+
+
+def sampled(
+    task: type[Task] | TaskCode, job: Job, cpus: int
+) -> tuple[str, SourceRate] | str | None:
+    """Where training samples come from, and how fast this process has read some of them.
+
+    None: not from another machine. A text: why it could not. Held-out files are counted, too.
+    `cpus`: all there are; a process reads with those of its machine at most.
+    """
+    from raycloud.data.sampling import sample
+    from raycloud.step.contract import construct
+    from raycloud.worker.dataset import task_splits
+
+    try:
+        splits = task_splits(construct(task, job), job)
+        if not isinstance(splits.train, Source) or splits.train.path is None:
+            return None
+        files = _remote(splits.train)
+        if not files:
+            return None
+        here = min(cpus, os.cpu_count() or 1)
+        readers = here if job.data.cpus == "auto" else min(here, job.data.cpus)
+        found = sample(splits.train, SystemClock(), max(1, readers), files)
+        if isinstance(splits.held_out, Source) and splits.held_out.path is not None:
+            others = _remote(splits.held_out)
+            size = found.bytes + sum(file.bytes for file in others)
+            found = replace(found, files=found.files + len(others), bytes=size)
+    except RaycloudError as error:
+        return error.message
+    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    return f"{files[0].path}{more}", found  # without credentials, also of a chained URL
+
+
+def _remote(source: Source) -> list[File]:
+    from raycloud.data.location import is_local, locate
+
+    return [file for file in locate(source) if not is_local(file.path)]
 
 
 def _meant(

@@ -26,6 +26,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from raycloud.errors import RunDirectoryError
 from raycloud.on_ray.actors import CollatorActor, MemberActor
 from raycloud.on_ray.attach import NODE_LABEL, draining, hash_seeded
+from raycloud.on_ray.ingest import pipeline_of
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
@@ -230,8 +231,6 @@ class ActorPool:
 
     def start_pipeline(self, name: str, config: Sequence[Any], home: str) -> Any:
         """Start the data's pipeline on the node `home`; returns its handle."""
-        from raycloud.on_ray.ingest import pipeline_of  # loads much
-
         _, self._pipeline = pipeline_of(name, config[0], home)
         return self._pipeline
 

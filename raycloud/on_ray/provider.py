@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from raycloud.data.samples import BlockSamples, Wanted
     from raycloud.net.stream import Place
     from raycloud.on_ray.block_store import BlockFetcher, NodeBlocks
-    from raycloud.on_ray.ingest import Ready
+    from raycloud.on_ray.pipeline import Ready
     from raycloud.step.collate import Collate
     from raycloud.task import Samples, Splits, Task
     from raycloud.worker.collators import RemoteCollators
@@ -136,7 +136,7 @@ class RayProvider:
 
     def provide(self, task: Task, splits: Splits) -> Provided:
         """The samples of both splits: see `Provider.provide`."""
-        from raycloud.on_ray.ingest import rows_of
+        from raycloud.on_ray.pipeline import rows_of
 
         ready: Ready = self._call("prepare")
         if self._config.own_pipeline:
@@ -304,7 +304,8 @@ class RayProvider:
         )
 
     def _found(self) -> Any:
-        from raycloud.on_ray.ingest import PipelineConfig, pipeline_of
+        from raycloud.on_ray.ingest import pipeline_of
+        from raycloud.on_ray.pipeline import PipelineConfig
 
         config = self._config
         with self._lock:

@@ -25,6 +25,7 @@ from raycloud.clock import SystemClock
 from raycloud.errors import PlacementError, RaycloudError
 from raycloud.on_ray.attach import NAMESPACE, draining, hash_seeded, inventory, node_id_here
 from raycloud.on_ray.failover import ANSWER_S, RemotePool, answer, asked
+from raycloud.on_ray.ingest import pipeline_of
 from raycloud.on_ray.pool import ActorPool, Seat, Shape
 from raycloud.planner.inventory import capacity
 from raycloud.tuning.deal import Want, deal
@@ -167,8 +168,6 @@ class Seats:
 
     def pipeline(self, name: str, config: Sequence[Any], home: str) -> Any:
         """A pipeline of several runs, made if it is not there."""
-        from raycloud.on_ray.ingest import pipeline_of  # loads much
-
         with self._turn:
             _, pipeline = pipeline_of(name, config[0], home)
             self._pipelines.append(pipeline)  # all handles: Ray ends it with the first one

@@ -18,7 +18,6 @@ from raycloud.spec import RunDirectory
 from raycloud.spec.load import point_of
 from raycloud.spec.rundir import Range, checked_range, checked_servers, take_point
 from raycloud.spec.sections import parse_point
-from raycloud.worker.context import MemberConfig
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from raycloud.report.state import Tally
     from raycloud.spec import Job
     from raycloud.task import Task
+    from raycloud.worker.context import MemberConfig
 
 SILENCE_S = 600.0  # a step, or measuring the held-out samples, may take minutes
 
@@ -212,6 +212,8 @@ class Session:
 
     def config(self, data: Mapping[str, Any]) -> MemberConfig:
         """What all members are told; `data` are its fields that say where the data is."""
+        from raycloud.worker.context import MemberConfig  # loads torch; a pool does not
+
         return MemberConfig(
             member=-1,
             node="",

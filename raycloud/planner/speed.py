@@ -14,7 +14,7 @@ _NOISE = 0.05  # least relative scatter assumed of an observation; also the prio
 _NARROW_GATE = math.log(1.25)  # nothing closer to the fit than this (as a log ratio) is an outlier
 _GATE_SCALES = 3.0  # standard deviations of an observation beyond which it is an outlier
 _LASTING = 3  # outliers in a row, all slower or all faster, that make a new level
-_LONG_S = 2.0  # ... or one slower one that has taken so long, if it is off by more than
+_LONG_S = 2.0  # ... or slower ones that have taken so long, if the last is off by more than
 _FAR = math.log(2.0)  # this factor: with long steps, three would be a minute
 _TOLD_S = 0.5  # seconds of computing that a new level has to rest on, to be told as one
 _CLIPPED = math.log(3.0)  # one hiccup must not make the gate wide
@@ -77,11 +77,12 @@ class SpeedEstimate:
     An observation further from the fit than a gate (25%, or three standard deviations) is held
     back. One or two such are a hiccup and leave no trace in the fit; three in a row, all slower or
     all faster, are a new level: their median, taken over at once. So is one of more than twice the
-    time, where that is at least two seconds: hardly a hiccup is as long; and one of less than half
-    the time, where half a second at least was expected of it and faster ones before it: no hiccup
-    makes a machine faster. The machine may have changed in the midst of it, so the next one is
-    believed wherever it is; where that is not near it, it is a new level, too, and so on until one
-    is near the last. Until then the level is forgotten each time: none tells about the slope.
+    time, where it and slower ones just before it took two seconds at least: hardly a hiccup is as
+    long; and one of less than half the time, where half a second at least was expected of it and
+    faster ones before it: no hiccup makes a machine faster. The machine may have changed in the
+    midst of it, so the next one is believed wherever it is; where that is not near it, it is a new
+    level, too, and so on until one is near the last. Until then the level is forgotten each time:
+    none tells about the slope.
 
     A machine that was slow for a while, and then takes the seconds again which the fit of before
     that expects, is as before: that fit is taken over, whatever the shares were meanwhile.
@@ -175,8 +176,7 @@ class SpeedEstimate:
             self._drop_held()
         self._held_s = said_s + (self._held_s if self._held else 0.0)
         self._held.append(off)
-        least_s, so_far_s = (_LONG_S, said_s) if off > 0 else (_TOLD_S, self._held_s)
-        at_once = far > _FAR and so_far_s >= least_s
+        at_once = far > _FAR and self._held_s >= (_LONG_S if off > 0 else _TOLD_S)
         if len(self._held) < _LASTING and not at_once:
             return False
         self._new_level(share, off if at_once else median(self._held), doubtful=at_once)

@@ -16,7 +16,7 @@ from raycloud.data.index import TRAIN
 from raycloud.errors import DataError
 from raycloud.events import DataGrew, DataPrepared, Event, MemberReady, MemberSpawned
 from raycloud.on_ray.block_store import NodeBlocks
-from raycloud.on_ray.ingest import Pipeline, PipelineConfig
+from raycloud.on_ray.pipeline import Pipeline, PipelineConfig
 from raycloud.on_ray.read_tasks import Readers
 from raycloud.spec import dump_job
 from tests.live import RAYCLOUD, exact_steps, of_kind, parameters, ran

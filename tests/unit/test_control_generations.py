@@ -40,51 +40,51 @@ def test_all_ready_members_form_a_generation_and_open_the_ledger():
 
 
 def late_one(**settings):
-    """Members 0 and 1 are ready 11 s and 12 s after the start, and 2 is not."""
+    """Members 0 and 1 are ready 59 s and 60 s after the start, and 2 is not."""
     job = control(max_workers=3, capacity=3, **settings)
     job.start(0.0)
-    job.on(ready(0), 11.0)
-    job.on(ready(1), 12.0)
+    job.on(ready(0), 59.0)
+    job.on(ready(1), 60.0)
     return job
 
 
 def test_those_that_are_ready_begin_where_another_takes_far_longer_and_it_joins():
     job = late_one()
-    assert job.tick(23.9) == ()  # less than as long again
-    said, record, form = job.tick(24.0)
+    assert job.tick(71.9) == ()  # less than a fifth
+    said, record, form = job.tick(72.0)
     assert "begin, and the others join" in said.what
     assert said.detail == {"ready": 2, "others": 1}
     assert isinstance(record, c.Record)
     assert form.members == (0, 1)
-    job.on(e.DataPreparing(member=2, seconds=24.5), 24.5)
-    job.on(formed(job), 25.0)
+    job.on(e.DataPreparing(member=2, seconds=72.5), 72.5)
+    job.on(formed(job), 73.0)
     for member in (0, 1):
-        job.on(report(job, member, 0, 4), 30.0)
-    assert only(c.Prepare, job.on(ready(2), 31.0)).change.members == (0, 1, 2)
+        job.on(report(job, member, 0, 4), 78.0)
+    assert only(c.Prepare, job.on(ready(2), 79.0)).change.members == (0, 1, 2)
 
 
 def test_it_may_be_ready_or_gone_while_the_others_meet():
     job = late_one()
-    job.tick(24.0)
-    job.on(ready(2), 24.1)
+    job.tick(72.0)
+    job.on(ready(2), 72.1)
     assert job.phase is Phase.FORMING
     assert job.members[2] is MemberState.READY
-    job.on(e.MemberLost(member=2, reason="died"), 24.2)
+    job.on(e.MemberLost(member=2, reason="died"), 72.2)
     assert job.phase is Phase.FORMING
-    job.on(formed(job), 25.0)
+    job.on(formed(job), 73.0)
     assert job.phase is Phase.TRAINING
 
 
 @pytest.mark.parametrize("settings", [{"min_workers": 3}, {"others_s": 13.0}])
 def test_they_wait_where_they_are_too_few_or_it_is_early(settings):
     job = late_one(**settings)
-    assert job.tick(24.0) == ()
+    assert job.tick(72.0) == ()
     assert job.phase is Phase.PLACING
 
 
 def test_what_makes_no_step_fails_the_run_of_those_that_begin_too():
     job = late_one(drop_last=True, global_batch=128)
-    assert "drop_last leaves no step" in only(c.Finish, job.tick(24.0)).error
+    assert "drop_last leaves no step" in only(c.Finish, job.tick(72.0)).error
 
 
 def test_a_late_ones_own_fault_fails_the_run_as_it_would_have_at_the_start():
@@ -93,23 +93,23 @@ def test_a_late_ones_own_fault_fails_the_run_as_it_would_have_at_the_start():
         (ready(2, samples=99), "it sees 99 samples, the others 100"),
     ):
         job = late_one()
-        job.tick(24.0)
-        finish = only(c.Finish, job.on(fault, 24.5))
+        job.tick(72.0)
+        finish = only(c.Finish, job.on(fault, 72.5))
         assert finish.status == "failed"
         assert why in finish.error
 
 
 def test_a_range_that_was_raised_meanwhile_counts():
     job = late_one()
-    job.on(e.RangeChanged(min_workers=3, max_workers=3), 13.0)
-    assert job.tick(24.0) == ()
+    job.on(e.RangeChanged(min_workers=3, max_workers=3), 61.0)
+    assert job.tick(72.0) == ()
     assert job.phase is Phase.PLACING
 
 
 def test_a_late_one_on_a_machine_that_is_going_is_let_go():
     job = late_one()
-    job.on(e.MemberLeaving(member=2, reason="spot"), 13.0)
-    assert only(c.Release, job.tick(24.0)).members == (2,)
+    job.on(e.MemberLeaving(member=2, reason="spot"), 61.0)
+    assert only(c.Release, job.tick(72.0)).members == (2,)
 
 
 @pytest.mark.parametrize(

@@ -216,3 +216,13 @@ def test_a_start_on_an_embedded_ray_loads_no_code_of_failover() -> None:
     )
     told = subprocess.run([sys.executable, "-c", asked], capture_output=True, check=True)
     assert told.stdout.decode() == "ActorPool []\n"
+
+
+def test_what_outlives_the_driver_loads_nothing_that_computes() -> None:
+    """Its start holds up that of all members, and torch alone takes seconds."""
+    asked = (
+        "import sys; from raycloud.on_ray import actors, failover, pool, seats; "
+        "print([one for one in ('torch', 'pyarrow') if one in sys.modules])"
+    )
+    told = subprocess.run([sys.executable, "-c", asked], capture_output=True, check=True)
+    assert told.stdout.decode() == "[]\n"

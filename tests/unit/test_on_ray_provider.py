@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from raycloud.data.cache import DataSet
-from raycloud.on_ray.ingest import Ready
+from raycloud.on_ray.pipeline import Ready
 from raycloud.on_ray.provider import RayProvider
 from raycloud.worker.context import MemberConfig
 from tests.lockstep import NetTask, job

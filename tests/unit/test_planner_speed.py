@@ -66,22 +66,23 @@ def test_a_lasting_slow_down_is_followed_soon_after_a_hiccup_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step_s", "factor", "believed"),
-    [(1.0, 4.0, True), (0.45, 4.0, False), (2.0, 1.6, False), (1.0, 2.1, True)],
+    ("step_s", "factor", "which"),
+    [(1.0, 4.0, 1), (0.45, 4.0, 2), (0.2, 4.0, 3), (2.0, 1.6, 3), (1.0, 2.1, 1)],
 )
 def test_what_has_taken_long_and_far_too_long_is_no_hiccup(
-    step_s: float, factor: float, believed: bool
+    step_s: float, factor: float, which: int
 ) -> None:
     """Steps of seconds: three of them would be most of what the slow-down lasts."""
     truth = Speed(fixed_s=0.0, micro_batch_s=step_s / 8)
     estimate = SpeedEstimate(truth)
     for _ in range(5):
         assert not estimate.observe(8, 1, step_s)
-    assert estimate.observe(8, 1, step_s * factor) is believed
-    now = factor if believed else 1.0
-    assert estimate.speed.seconds(8) == pytest.approx(step_s * now, rel=0.01)
-    told = [estimate.observe(8, 1, step_s * factor) for _ in range(2)]
-    assert told == [False, not believed]  # said once
+    told = []
+    for number in range(1, 4):
+        told.append(estimate.observe(8, 1, step_s * factor))
+        now = factor if number >= which else 1.0
+        assert estimate.speed.seconds(8) == pytest.approx(step_s * now, rel=0.01)
+    assert told == [number == which for number in range(1, 4)]  # said once
     assert estimate.speed.seconds(8) == pytest.approx(step_s * factor, rel=0.01)
 
 

@@ -203,7 +203,7 @@ def test_words_that_come_twice_are_seen(monkeypatch):
 
     def twice(self, arrives_s, body, event):
         push(self, arrives_s, body, event)
-        if self._count == 40:
+        if self._count == 60:
             push(self, arrives_s, body, event)
 
     monkeypatch.setattr(Messages, "_push", twice)
