@@ -210,7 +210,7 @@ def _measured(
 ) -> dict[str, Any]:
     seen = race(contestant, scenario, settings, place)
     used = seen.used
-    unknown = {} if used else {"wire_bytes": None, "wire_bytes_total": None}
+    unknown = {} if used else {"wire_bytes": None, "wire_bytes_total": None, "trunk_bytes": None}
     predictions = of_log(place / "run" / "events.jsonl") if is_ours(contestant.name) else []
     return {
         **measures.row(seen.observation, speeds),

@@ -28,6 +28,7 @@ class Observation:
         faults: What was done in the window, by time.
         changes: From when on which node had how much of its speed, by time.
         sent_bytes: By all machines, head included, in the window.
+        trunk_bytes: That crossed trunks between zones, both ways, in the window.
         losses: (update, held-out loss) of its snapshots.
         target_loss: Held-out loss to reach; None where there is none.
         summed: Whether each worker notes its own samples of an update.
@@ -40,6 +41,7 @@ class Observation:
     faults: Sequence[Fault] = ()
     changes: Sequence[Change] = ()
     sent_bytes: int = 0
+    trunk_bytes: int = 0
     losses: Sequence[tuple[int, float]] = ()
     target_loss: float | None = None
     summed: bool = False
@@ -92,7 +94,7 @@ def row(seen: Observation, speeds: Mapping[str, float] | None) -> dict[str, Any]
       could compute in it, so `samples_per_s` over `present_samples_per_s`. It says what a
       contestant made of what it had; without events it equals `ratio_to_limit`.
     - `wire_bytes`: bytes that all machines, head included, sent in the window per sample kept in
-      it; `wire_bytes_total`: the bytes.
+      it; `wire_bytes_total`: the bytes; `trunk_bytes`: of trunks alone, per sample, both ways.
     - `pauses_s`: seconds, one per entry of `faults`, which also hold the reliefs.
 
     Args:
@@ -124,6 +126,7 @@ _MEASURES = (
     "final_s",
     "wire_bytes",
     "wire_bytes_total",
+    "trunk_bytes",
     "first_step_s",
 )
 
@@ -148,6 +151,7 @@ def _in_window(
         "goodput": samples / (present * window_s) if present else None,
         "wire_bytes": seen.sent_bytes / samples if samples else None,
         "wire_bytes_total": seen.sent_bytes,
+        "trunk_bytes": seen.trunk_bytes / samples if samples else None,
         "pauses_s": [one.pause_s for one in held],
         "faults": [
             {

@@ -24,12 +24,14 @@ class Used:
 
     Attributes:
         sent_bytes: By all machines, head included, also those that are gone.
+        trunk_bytes: That crossed trunks, both ways together.
         steal: Part of the machine's CPU time that its host gave to others.
         outside: Part of the processors' time that processes outside of the testbed used, the
             harness among them.
     """
 
     sent_bytes: int
+    trunk_bytes: int
     steal: float
     outside: float
 
@@ -47,6 +49,7 @@ class Meters:
         self._since: dict[Machine, tuple[int, float]] = {}
         for machine in self._present():
             self._since[machine] = machine.traffic().sent_bytes, machine.cpu_s()
+        self._trunk_bytes = bed.trunk_bytes()
         self._ticks = _ticks()
         self._began_s, self._all_s = time.monotonic(), used_s(self._mounts)
 
@@ -66,6 +69,7 @@ class Meters:
         capacity_s = (now_s - self._began_s) * (os.cpu_count() or 1)
         return Used(
             sent_bytes=sent,
+            trunk_bytes=self._bed.trunk_bytes() - self._trunk_bytes,
             steal=steal / max(1, total),
             outside=max(0.0, busy_s - inside_s) / max(1e-9, capacity_s),
         )

@@ -135,6 +135,7 @@ def race(contestant: Contestant, scenario: Scenario, settings: Settings, directo
         faults=tuple(run.faults),
         changes=tuple(run.changes),
         sent_bytes=run.used.sent_bytes if run.used else 0,
+        trunk_bytes=run.used.trunk_bytes if run.used else 0,
         losses=read_losses(losses, attempt.snapshots),
         target_loss=settings.target_loss,
         summed=contestant.name in SUMMED,

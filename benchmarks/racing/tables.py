@@ -58,7 +58,9 @@ def bed_in_words(bed: Mapping[str, Any]) -> dict[str, str]:
 def measures(rows: Sequence[Row]) -> list[str]:
     """The table of one scenario: one line per contestant."""
     faults = any(row.get("faults") for row in rows)
-    columns = [*_COLUMNS, *(_FAULT_COLUMNS if faults else {}).items()]
+    trunks = any(row.get("trunk_bytes") for row in rows)
+    more = (_TRUNK_COLUMNS if trunks else {}) | (_FAULT_COLUMNS if faults else {})
+    columns = [*_COLUMNS, *more.items()]
     ours = values(by_contestant(rows).get(OURS, []), "samples_per_s")
     lines = [
         [name, _repeats(theirs), *(read(theirs, ours) for _, read in columns)]
@@ -143,6 +145,7 @@ _COLUMNS = (
     ("wire bytes per sample", _measure("wire_bytes", 0)),
     ("s to first step", _measure("first_step_s", 1)),
 )
+_TRUNK_COLUMNS = {"bytes between zones per sample": _measure("trunk_bytes", 0)}
 _FAULT_COLUMNS = {
     "pause after": _pauses,
     "updates lost": _measure("lost_steps", 0),

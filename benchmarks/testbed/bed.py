@@ -24,7 +24,7 @@ from benchmarks.testbed.link import (
     make_switch,
     plug,
 )
-from benchmarks.testbed.machine import Machine
+from benchmarks.testbed.machine import Machine, counted
 from benchmarks.testbed.shell import entering, ip, run
 from benchmarks.testbed.spec import HEAD, MOST_NODES, NodeSpec, Spec, SpecError, check_free
 
@@ -62,6 +62,7 @@ class Testbed:
         self._switches: set[str] = set()
         self._relays: Group | None = None
         self._links: list[Link] = []
+        self._trunks: list[Link] = []
         self._reaper: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Testbed:
@@ -125,6 +126,15 @@ class Testbed:
         namespace = ground.namespace_name(self.id, HEAD)
         return run(entering(namespace, ["cat", CONGESTION_CONTROL])).strip()
 
+    def trunk_bytes(self) -> int:
+        """What has crossed trunks since they were made, both ways together; over two counts twice.
+
+        Raises:
+            ToolError: The bed is not up.
+        """
+        ends = [end for link in self._trunks for end in (link.near, link.far)]
+        return sum(counted(end.namespace, end.device)["tx"]["bytes"] for end in ends)
+
     def limit(self) -> None:
         """Set the CPU quota of each living node to that of its spec."""
         for machine in self.nodes.values():
@@ -186,6 +196,7 @@ class Testbed:
             )
             links.append(Link(*ends, delay_s=delay_s, rates={"out": rate, "in": rate}))
         self._lay(links)
+        self._trunks += links
         for link in links:
             plug(link.near.namespace, {link.near.device: link.queues("out")})
             plug(link.far.namespace, {link.far.device: link.queues("in")})

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import EllipsisType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.testbed.link import DEVICE, Link
 from benchmarks.testbed.process import Process
@@ -251,13 +251,12 @@ class Machine:
         """What went through its device since it was made; final once it is gone."""
         if self._last is not None:
             return self._last[1]
-        asking = ["ip", "-json", "-statistics", "link", "show", "dev", DEVICE]
-        counted = json.loads(run(entering(self.namespace, asking)))[0]["stats64"]
+        found = counted(self.namespace, DEVICE)
         return Traffic(
-            received_bytes=counted["rx"]["bytes"],
-            sent_bytes=counted["tx"]["bytes"],
-            received_packets=counted["rx"]["packets"],
-            sent_packets=counted["tx"]["packets"],
+            received_bytes=found["rx"]["bytes"],
+            sent_bytes=found["tx"]["bytes"],
+            received_packets=found["rx"]["packets"],
+            sent_packets=found["tx"]["packets"],
         )
 
     def reap(self) -> None:
@@ -278,3 +277,9 @@ def environment_of(name: str, address: str) -> dict[str, str]:
         address: Its IPv4.
     """
     return {"TESTBED_NODE": name, "TESTBED_ADDRESS": address, "GLOO_SOCKET_IFNAME": DEVICE}
+
+
+def counted(namespace: str, device: str) -> Any:
+    """The kernel's counts of a device: `rx` and `tx`, each with `bytes` and `packets`."""
+    asking = ["ip", "-json", "-statistics", "link", "show", "dev", device]
+    return json.loads(run(entering(namespace, asking)))[0]["stats64"]

@@ -196,8 +196,9 @@ def test_cuts_add_up_until_mended(make_bed: MakeBed, tmp_path: Path) -> None:
 def test_traffic_is_what_was_sent(make_bed: MakeBed, tmp_path: Path) -> None:
     """Between the payload and the payload with the headers of whole packets."""
     count = 5_000_000
-    bed = make_bed(NodeSpec(name="n1"), NodeSpec(name="n2"))
+    bed = make_bed(NodeSpec(name="n1"), NodeSpec(name="n2", zone="b"))
     before = {name: bed[name].traffic() for name in ("n1", "n2", "head")}
+    crossed = bed.trunk_bytes()
     sink = listening(bed["n2"], tmp_path, "sink", PORT)
     assert start(bed["n1"], tmp_path, "source", bed["n2"].address, PORT, count).wait(LIMIT_S) == 0
     assert sink.wait(LIMIT_S) == 0
@@ -207,6 +208,7 @@ def test_traffic_is_what_was_sent(make_bed: MakeBed, tmp_path: Path) -> None:
     received = after["n2"].received_bytes - before["n2"].received_bytes
     sys.stderr.write(f"payload {count}, sent {sent}, received {received}\n")
     assert count < received <= sent < 1.06 * count
+    assert count < bed.trunk_bytes() - crossed < 1.2 * count  # both ways
     assert after["n1"].sent_packets - before["n1"].sent_packets > count / 70_000
     answers = after["n1"].received_bytes - before["n1"].received_bytes
     assert 0 < answers < 0.1 * count

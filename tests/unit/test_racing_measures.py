@@ -128,6 +128,7 @@ def seen_once() -> Observation:
         faults=[Fault(t_s=20.5, what="kill-process n1")],
         changes=[Change(t_s=15.0, node="n1", part=1.0)],
         sent_bytes=67_200,
+        trunk_bytes=4_480,
         losses=[(5, 4.0), (10, 3.0)],
         target_loss=3.5,
     )
@@ -145,6 +146,7 @@ def test_a_row_worked_out_by_hand() -> None:
     assert found["faults"] == [{"at_s": 5.5, "what": "kill-process n1", "no_pause_because": None}]
     assert (found["lost_steps"], found["updates"], found["first_step_s"]) == (3, 13, 6.0)
     assert (found["wire_bytes"], found["wire_bytes_total"]) == (150.0, 67_200)
+    assert found["trunk_bytes"] == 10.0
     assert found["time_to_target_s"] == (15 + 28) / 2 - 5
     assert (found["final_loss"], found["final_s"]) == (3.0, 23.0)
     assert found["failed"] is None
