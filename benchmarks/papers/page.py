@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -158,8 +159,10 @@ def sections(settings: Mapping[str, Mapping[str, Any]]) -> str:
         return "The runs have not been made yet: measured is the curve alone.\n"
     parts = ["![Seconds from command to the target, by row](pictures/benchmarks/papers.svg)", ""]
     for name, told in settings.items():
-        runs, repeats = told["runs"], len({one["repeat"] for one in told["runs"]})
-        times = "one repeat" if repeats == 1 else f"medians of {repeats} repeats"
+        runs, repeats = told["runs"], Counter(one["row"] for one in told["runs"]).values()
+        few, many = min(repeats), max(repeats)
+        times = f"medians of {many if few == many else f'{few} to {many}'} repeats"
+        times = "one repeat" if many == 1 else times
         rows = f"[rows](../benchmarks/results/papers/{name}.json)"
         parts += [f"## {FILES[name]}", "", f"{times.capitalize()}, {rows}.", ""]
         parts += [*table(runs)[0], "", *beside(runs), ""]
