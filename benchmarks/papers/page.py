@@ -160,7 +160,7 @@ def sections(settings: Mapping[str, Mapping[str, Any]]) -> str:
     parts = ["![Seconds from command to the target, by row](pictures/benchmarks/papers.svg)", ""]
     for name, told in settings.items():
         runs, repeats = told["runs"], Counter(one["row"] for one in told["runs"]).values()
-        few, many = min(repeats), max(repeats)
+        few, many = min(repeats, default=0), max(repeats, default=0)
         times = f"medians of {many if few == many else f'{few} to {many}'} repeats"
         times = "one repeat" if many == 1 else times
         rows = f"[rows](../benchmarks/results/papers/{name}.json)"

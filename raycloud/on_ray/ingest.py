@@ -15,7 +15,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycloud.clock import SystemClock
-from raycloud.on_ray.attach import hash_seeded, keep_confidential, loading
+from raycloud.on_ray.attach import hash_seeded, keep_confidential
 
 if TYPE_CHECKING:
     from raycloud.on_ray.pipeline import PipelineConfig
@@ -34,9 +34,9 @@ class PipelineActor:
     """A run's pipeline and its node's blocks, in a process of their own."""
 
     def __init__(self, config: PipelineConfig) -> None:
-        with loading():
-            from raycloud.on_ray.block_store import NodeBlocks, answer
-            from raycloud.on_ray.pipeline import Pipeline
+        from raycloud.on_ray.block_store import NodeBlocks, answer
+        from raycloud.on_ray.pipeline import Pipeline
+
         keep_confidential(config.job)
         context = ray.get_runtime_context()
         node = context.get_node_id()

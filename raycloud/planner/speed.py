@@ -75,14 +75,14 @@ class SpeedEstimate:
     tells about the slope.
 
     An observation further from the fit than a gate (25%, or three standard deviations) is held
-    back. One or two such are a hiccup and leave no trace in the fit; three in a row, all slower or
-    all faster, are a new level: their median, taken over at once. So is one of more than twice the
-    time, where it and slower ones just before it took two seconds at least: hardly a hiccup is as
-    long; and one of less than half the time, where half a second at least was expected of it and
-    faster ones before it: no hiccup makes a machine faster. The machine may have changed in the
-    midst of it, so the next one is believed wherever it is; where that is not near it, it is a new
-    level, too, and so on until one is near the last. Until then the level is forgotten each time:
-    none tells about the slope.
+    back. One or two such are a hiccup, as a rule, and leave no trace in the fit; three in a row,
+    all slower or all faster, are a new level: their median, taken over at once. So is one of more
+    than twice the time, where it and slower ones just before it took two seconds at least: hardly a
+    hiccup is as long; and one of less than half the time, where half a second at least was expected
+    of it and faster ones before it: no hiccup makes a machine faster. The machine may have changed
+    in the midst of it, so the next one is believed wherever it is; where that is not near it, it is
+    a new level, too, and so on until one is near the last. Until then the level is forgotten each
+    time: none tells about the slope.
 
     A machine that was slow for a while, and then takes the seconds again which the fit of before
     that expects, is as before: that fit is taken over, whatever the shares were meanwhile.
@@ -176,7 +176,8 @@ class SpeedEstimate:
             self._drop_held()
         self._held_s = said_s + (self._held_s if self._held else 0.0)
         self._held.append(off)
-        at_once = far > _FAR and self._held_s >= (_LONG_S if off > 0 else _TOLD_S)
+        together_s = self._held_s if off < 0 or len(self._held) < _LASTING else said_s
+        at_once = far > _FAR and together_s >= (_LONG_S if off > 0 else _TOLD_S)
         if len(self._held) < _LASTING and not at_once:
             return False
         self._new_level(share, off if at_once else median(self._held), doubtful=at_once)

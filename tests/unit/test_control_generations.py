@@ -63,6 +63,15 @@ def test_those_that_are_ready_begin_where_another_takes_far_longer_and_it_joins(
     assert only(c.Prepare, job.on(ready(2), 79.0)).change.members == (0, 1, 2)
 
 
+def test_they_wait_some_seconds_where_all_that_took_was_a_moment():
+    job = control(max_workers=3, capacity=3)
+    job.start(0.0)
+    for member in (0, 1):
+        job.on(ready(member), 2.0)
+    assert job.tick(4.9) == ()
+    assert of(c.Form, job.tick(5.0))
+
+
 def test_it_may_be_ready_or_gone_while_the_others_meet():
     job = late_one()
     job.tick(72.0)

@@ -86,6 +86,22 @@ def test_what_has_taken_long_and_far_too_long_is_no_hiccup(
     assert estimate.speed.seconds(8) == pytest.approx(step_s * factor, rel=0.01)
 
 
+def test_the_third_in_a_row_is_one_of_three_however_long_all_have_taken() -> None:
+    estimate = SpeedEstimate(Speed(fixed_s=0.0, micro_batch_s=0.1))
+    for _ in range(6):
+        estimate.observe(4, 1, 0.4)
+    told = [estimate.observe(4, 1, seconds) for seconds in (0.64, 0.64, 0.85, 0.64)]
+    assert told == [False, False, True, False]
+    assert estimate.speed.seconds(4) == pytest.approx(0.64, rel=0.05)
+
+
+def test_those_just_before_count_that_were_less_than_twice_off() -> None:
+    estimate = SpeedEstimate(Speed(fixed_s=0.0, micro_batch_s=0.2))
+    for _ in range(6):
+        estimate.observe(4, 1, 0.8)
+    assert [estimate.observe(4, 1, seconds) for seconds in (1.2, 2.0)] == [False, True]
+
+
 def test_three_short_reports_are_believed_but_make_no_haste() -> None:
     quick = Speed(fixed_s=0.0, micro_batch_s=0.01)
     estimate = SpeedEstimate(quick)
