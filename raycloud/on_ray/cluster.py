@@ -455,7 +455,7 @@ class RunInputs:
                 self._own_pipeline = f"{self.pipeline}-{settings_digest(session.job)}"
 
     def begin(self) -> None:
-        """Start the pipeline before members ask for it, if they will; they are told of its errors."""
+        """Start the pipeline before members ask for it, if they will. They hear of its errors."""
         session = self._session
         if session.task.preprocess is not Task.preprocess:  # which is for the rows of a `Source`
             from raycloud.on_ray.pipeline import PipelineConfig  # loads much
