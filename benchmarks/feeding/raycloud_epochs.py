@@ -131,8 +131,8 @@ class Run:
     def __init__(self, job: Job, name: str) -> None:
         import ray  # noqa: PLC0415 - its settings come first
 
-        from raycloud.on_ray.ingest import pipeline_of  # noqa: PLC0415
-        from raycloud.on_ray.pipeline import PipelineConfig  # noqa: PLC0415
+        from raycloud.on_ray.ingest import pipeline_of  # noqa: PLC0415 - loads Ray, too
+        from raycloud.on_ray.pipeline import PipelineConfig  # noqa: PLC0415 - so does it
         from raycloud.on_ray.provider import RayProvider  # noqa: PLC0415
 
         node = ray.get_runtime_context().get_node_id()

@@ -5,10 +5,12 @@ What computes is loaded where an actor begins, so that who only starts actors ne
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -20,7 +22,7 @@ from raycloud.doctor.links import LinkEnds
 from raycloud.errors import RaycloudError
 from raycloud.events import MemberLeaving, Noticed
 from raycloud.net.heartbeat import HeartbeatPeer
-from raycloud.on_ray.attach import keep_confidential, loading
+from raycloud.on_ray.attach import keep_confidential
 from raycloud.planner.inventory import core_watts, price_per_hour
 from raycloud.preemption import PreemptionNotice, on_sigterm, watch_here
 from raycloud.redact import know
@@ -40,6 +42,17 @@ if TYPE_CHECKING:
     from raycloud.worker.context import MemberConfig, ServerNames
     from raycloud.worker.member import Member
     from raycloud.worker.outbox import OutboxEntry, Survivor
+
+
+@contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """Look for no garbage while much is loaded (a sixth of torch's time), nor later in that."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @ray.remote

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -316,14 +315,3 @@ def keep_confidential(job: Job) -> None:
     """
     know(Environment.from_process().secrets | secrets_of(job))
     logging.getLogger().addHandler(_HANDLER)  # once, however often it is added
-
-
-@contextlib.contextmanager
-def loading() -> Iterator[None]:
-    """Look for no garbage while much is loaded (a sixth of torch's time), nor later in that."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
