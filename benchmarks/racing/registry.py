@@ -31,6 +31,7 @@ CONTESTANTS: Mapping[str, Contestant] = {
         Raycloud("raycloud-int4", sync={"codec": "int4"}),
         Raycloud("raycloud-tree", sync={"codec": "int4", "topology": "tree"}),
         Raycloud("raycloud-rounds", sync=ROUNDS),
+        Raycloud("raycloud-tree-rounds", sync={**ROUNDS, "topology": "tree", "warm_steps": 0}),
         Raycloud("raycloud-streamed", sync={**ROUNDS, "stream": 4}),
         Raycloud("raycloud-auto", sync=AUTO),
         Raycloud("raycloud-servers", sync=SERVERS, servers=4),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from raycloud.errors import InternalError
+from raycloud.errors import InternalError, RaycloudError
 from raycloud.rows import Rows
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ Wanted = Sequence[tuple["Block", Ids]]
 _OPEN_BLOCKS = 1024  # maps cost next to nothing, but the kernel counts them (65530)
 _PREFETCHED_BLOCKS = 256  # a block is not read ahead again while it is one of the last so many
 _PAGE_BYTES = 4096
+_GIVES_WAY_S = 1.0  # at most, a block that is read ahead to rows that somebody waits for
+_SMALL_BYTES = 256 * 2**20  # so much is copied to a node that has nothing else to do
+_GOLDEN = 0.618034  # multiples of it, modulo 1, keep apart
 
 
 class BlockSamples:
@@ -62,6 +66,8 @@ class BlockSamples:
         self._coming: dict[int, int] = {}  # being read ahead, or to be: rows asked for meanwhile
         self._ahead: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
+        self._asking = 0  # threads that wait for rows of other nodes
+        self._asked = threading.Condition(self._lock)
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -117,6 +123,28 @@ class BlockSamples:
             return
         self._begin_reading(numbers)
 
+    def copy_while(self, idle: Callable[[], bool], member: int) -> None:
+        """Copy blocks of other nodes to this one, in a thread, until it is idle no more.
+
+        Only of a small data set: there any block may be needed here soon, where shares change.
+
+        Args:
+            idle: Asked before each block; one that is on its way is not given up.
+            member: Whose samples these are: each begins elsewhere, far from all others.
+        """
+        if self._rows_of is not None and self.index.bytes <= _SMALL_BYTES:
+            numbers = [*range(len(self.index.blocks))]
+            at = int(member * _GOLDEN % 1.0 * len(numbers))
+            args = (idle, numbers[at:] + numbers[:at])
+            threading.Thread(target=self._copy, args=args, name="copy", daemon=True).start()
+
+    def _copy(self, idle: Callable[[], bool], numbers: Sequence[int]) -> None:
+        for number in numbers:
+            if not idle():
+                return
+            with suppress(RaycloudError):  # who needs it meets it again, and says so
+                self._opened(number)
+
     def _begin_reading(self, numbers: set[int]) -> None:
         with self._lock:
             new = sorted(numbers - self._prefetched.keys() - self._coming.keys())
@@ -131,6 +159,8 @@ class BlockSamples:
 
     def _read_ahead(self, number: int) -> None:
         try:
+            with self._asked:
+                self._asked.wait_for(lambda: not self._asking, _GIVES_WAY_S)
             table = self._opened(number).table
         finally:
             with self._lock:
@@ -149,18 +179,19 @@ class BlockSamples:
         """
         if self._rows_of is None or all(number in self._open for number in numbers):
             return {}
-        self._begin_reading({number for number in numbers if number not in self._open})
-        wanted: dict[str, tuple[int, Block, Ids]] = {}  # two blocks of equal content have one key
-        for number, local in zip(numbers, rows, strict=True):
-            block = self.index.blocks[number]
-            asked = self._coming.get(number)  # None: it is here, or reading it has failed
-            if asked is None or number in self._open or block.key in wanted:
-                continue
-            if 2 * (asked + len(local)) <= block.rows:
-                wanted[block.key] = number, block, local
-        if not wanted:
-            return {}
-        found = self._rows_of([(block, local) for _, block, local in wanted.values()])
+        with self._waiting():
+            self._begin_reading({number for number in numbers if number not in self._open})
+            wanted: dict[str, tuple[int, Block, Ids]] = {}  # blocks of equal content have one key
+            for number, local in zip(numbers, rows, strict=True):
+                block = self.index.blocks[number]
+                asked = self._coming.get(number)  # None: it is here, or reading it has failed
+                if asked is None or number in self._open or block.key in wanted:
+                    continue
+                if 2 * (asked + len(local)) <= block.rows:
+                    wanted[block.key] = number, block, local
+            if not wanted:
+                return {}
+            found = self._rows_of([(block, local) for _, block, local in wanted.values()])
         far = {}
         for key, (number, _, local) in wanted.items():
             if key in found and len(found[key]) == len(local):
@@ -169,6 +200,18 @@ class BlockSamples:
                     if number in self._coming:
                         self._coming[number] += len(local)
         return far
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Meanwhile no block is begun to be read ahead, for a while: rows are waited for."""
+        with self._lock:
+            self._asking += 1
+        try:
+            yield
+        finally:
+            with self._asked:
+                self._asking -= 1
+                self._asked.notify_all()
 
     def _blocks_of(self, ids: Ids) -> Ids:
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(self):

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from raycloud.clock import Clock
 
 _LONG_S = 2.0  # nothing shorter is far longer than usual: it may be a hiccup
+_SOON_S, _IN_A_ROW = 0.5, 4  # ... but for that of so many shares of a round in a row
 _FAR = 2.0  # times as long
 _LOOKS_S = 0.5  # two looks that are closer say little of the pace of now
 _TICK_S = 1e-9  # less processor time than any clock can tell
@@ -60,7 +61,7 @@ class _RoundSoFar:
     def __init__(self, usual_s: float) -> None:
         self.usual_s, self.left = usual_s, 0
         self._micro_batches, self._took_s = 0, 0.0
-        self._paces_s = (0.0, 0.0)  # seconds of a micro-batch in the last two shares
+        self._paces_s = deque([0.0] * 3, maxlen=_IN_A_ROW - 1)  # of a micro-batch, in last shares
 
     @property
     def micro_batch_s(self) -> float:
@@ -72,16 +73,19 @@ class _RoundSoFar:
         self._micro_batches += micro_batches
         self._took_s += took_s
         if micro_batches:
-            self._paces_s = self._paces_s[1], took_s / micro_batches
+            self._paces_s.append(took_s / micro_batches)
 
     def look(self, micro_batches: int, took_s: float) -> list[Straggling]:
         """What is to be told while the share of a step is computed."""
         usual_s = self.usual_s
         late_s = self._took_s + took_s - usual_s * (self._micro_batches + micro_batches)
-        _, pace_s, _ = sorted((*self._paces_s, took_s / micro_batches))  # one alone is a hiccup
-        if not usual_s or late_s < _LONG_S or pace_s < _FAR * usual_s:
+        *before_s, last_s = self._paces_s
+        now_s = took_s / micro_batches
+        _, pace_s, _ = sorted((before_s[-1], last_s, now_s))  # one alone is a hiccup
+        in_a_row = min(*self._paces_s, now_s) >= _FAR * usual_s
+        if not usual_s or late_s < (_SOON_S if in_a_row else _LONG_S) or pace_s < _FAR * usual_s:
             return []
-        pace_s = max(pace_s, self._paces_s[1])  # of the share under way only a part has passed
+        pace_s = max(pace_s, last_s)  # of the share under way only a part has passed
         left = micro_batches * (self.left - 1)
         return [Straggling(micro_batches, pace_s * micro_batches, pace_s * left, usual_s * left)]
 

@@ -195,6 +195,11 @@ class DataSet:
         self._blocks = len(index.blocks)
         return layout, prepared
 
+    def copy_while(self, idle: Callable[[], bool], member: int) -> None:
+        """See `BlockSamples.copy_while`; samples of the task's own are not copied."""
+        if block_index(self.data.train) is not None:
+            cast("BlockSamples", self.data.train).copy_while(idle, member)
+
     def lane_bytes(self, nodes: tuple[str, ...]) -> Held:
         """See the function of this name: of the data that there is at the start."""
         index = block_index(self.data.train)

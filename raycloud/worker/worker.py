@@ -71,7 +71,7 @@ class Worker:
         """Build everything up to the first step: the model while the data is prepared."""
         job = config.job
         self._config, self._host, self._clock, self._report = config, host, host.clock, report
-        self._provider, self._growing = provider, False
+        self._provider, self._growing, self._idle = provider, False, True
         keep_freed_memory()
         torch.set_num_threads(job.resources.worker.cpus)
         self._device = choose(job.resources.worker.gpus)
@@ -230,6 +230,8 @@ class Worker:
         if idle := [name for name, _ in replica.trained.idle]:
             what = "parameters that require a gradient, but no group of the optimizer has"
             self._notice(what, count=len(idle), parameters=idle[:_NAMED])
+        if not joins:  # now it waits for the others
+            self._data_set.copy_while(lambda: self._idle, self._config.member)
 
     def _described(self, fixed_s: float, micro_batch_s: float) -> MemberReady:
         """What this member sees and trains, how fast, and from what state."""
@@ -278,6 +280,7 @@ class Worker:
 
     def meet(self, meeting: Meeting, abandoned: Callable[[], bool]) -> tuple[Transport, Transport]:
         """Meet the others, in any thread; `TransportError`: not all came, or it is over."""
+        self._idle = False  # links are about to be measured
         job, servers = self._config.job, self._replica.summing
         topology = (meeting.sync or job.sync_point).topology
         topology = "ring" if job.asynchronous else topology

@@ -303,6 +303,63 @@ def test_single_rows_of_blocks_elsewhere_until_they_are_here(blocks: Blocks) -> 
         assert np.array_equal(rows[name], there[name])
 
 
+def test_rows_that_a_step_waits_for_come_before_blocks(blocks: Blocks) -> None:
+    """On a thin link a block takes as long as the rows of many steps."""
+    reading, answered = threading.Event(), threading.Event()
+
+    def table_of(block: Block) -> pa.Table:
+        reading.set()
+        return blocks.table_of(block)
+
+    def rows_of(wanted: samples_module.Wanted) -> dict[str, pa.Table]:
+        assert not reading.wait(0.3)
+        answered.set()
+        return {b.key: blocks.tables[int(b.key)].take(pa.array(n)) for b, n in wanted}
+
+    samples = BlockSamples(blocks.index, table_of, rows_of)
+    assert samples.gather(np.array([15, 3]))["label"].tolist() == [15, 3]
+    assert answered.is_set()
+    all_read(samples)
+    assert blocks.opened == ["0", "3"]
+
+
+def copied(samples: BlockSamples, member: int, count: int) -> None:
+    """Let it copy so many blocks, and wait until it has."""
+    over, left = threading.Event(), [count]
+
+    def idle() -> bool:
+        left[0] -= 1
+        if left[0] < 0:
+            over.set()
+        return left[0] >= 0
+
+    samples.copy_while(idle, member)
+    assert over.wait(30)
+
+
+def test_who_is_idle_copies_blocks_each_from_elsewhere_on(blocks: Blocks) -> None:
+    elsewhere = Elsewhere(blocks)
+    elsewhere.may_come.set()
+    copied(elsewhere.samples(), 0, 2)
+    assert blocks.opened == ["0", "1"]
+    copied(elsewhere.samples(), 1, 3)  # of four
+    assert blocks.opened[2:] == ["2", "3", "0"]
+    assert not elsewhere.asked
+
+
+def test_nothing_is_copied_that_is_here_or_large(
+    blocks: Blocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never() -> bool:
+        raise AssertionError("it has begun to copy")
+
+    before = threading.enumerate()
+    blocks.samples().copy_while(never, 0)
+    monkeypatch.setattr(samples_module, "_SMALL_BYTES", blocks.index.bytes - 1)
+    Elsewhere(blocks).samples().copy_while(never, 0)
+    assert not set(threading.enumerate()) - set(before)
+
+
 def test_no_more_than_half_of_a_blocks_rows_are_asked_for_alone(blocks: Blocks) -> None:
     elsewhere = Elsewhere(blocks, rows=2)
     samples = elsewhere.samples()

@@ -86,6 +86,24 @@ def test_a_round_is_compared_with_the_one_before(clock: Clock) -> None:
     assert shares(clock, pace, range(8, 0, -1), 2.1)
 
 
+def test_four_slow_shares_of_a_round_in_a_row_are_told_of_sooner(clock: Clock) -> None:
+    pace = StragglerWatch(clock)
+    assert not shares(clock, pace, range(16, 0, -1), 0.1)
+    assert not shares(clock, pace, range(16, 13, -1), 0.3)  # three, and late by 0.6 s
+    assert not shares(clock, pace, range(13, 12, -1), 0.1)
+    assert not shares(clock, pace, range(12, 9, -1), 0.3)
+    told = shares(clock, pace, range(9, 0, -1), 0.3)
+    assert told == [Straggling(4, pytest.approx(0.3), pytest.approx(2.4), pytest.approx(0.8))]
+    assert pace.told()
+
+
+def test_four_short_ones_may_be_a_hiccup(clock: Clock) -> None:
+    pace = StragglerWatch(clock)
+    assert not shares(clock, pace, range(16, 0, -1), 0.05)
+    assert not shares(clock, pace, range(16, 12, -1), 0.15)  # late by 0.4 s
+    assert shares(clock, pace, range(12, 0, -1), 0.15)
+
+
 def test_the_first_round_is_compared_with_the_steps_before_it(clock: Clock) -> None:
     """The last of them may have been slow already."""
     pace = StragglerWatch(clock)
