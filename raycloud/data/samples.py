@@ -32,7 +32,7 @@ _PREFETCHED_BLOCKS = 256  # a block is not read ahead again while it is one of t
 _PAGE_BYTES = 4096
 _GIVES_WAY_S = 1.0  # at most, a block that is read ahead to rows that somebody waits for
 _SMALL_BYTES = 256 * 2**20  # so much is copied to a node that has nothing else to do
-_GOLDEN = 0.618034  # multiples of it, modulo 1, keep apart
+_COPIERS = 4  # blocks at a time: over a long link one alone waits more than it travels
 
 
 class BlockSamples:
@@ -123,24 +123,40 @@ class BlockSamples:
             return
         self._begin_reading(numbers)
 
-    def copy_while(self, idle: Callable[[], bool], member: int) -> None:
-        """Copy blocks of other nodes to this one, in a thread, until it is idle no more.
+    @property
+    def opened(self) -> frozenset[int]:
+        """Numbers of the blocks that are open by now."""
+        return frozenset(self._open.copy())
+
+    def copy_while(self, idle: Callable[[], bool], partitions: Ids) -> None:
+        """Copy blocks of other nodes to this one, in threads, until it is idle no more.
 
         Only of a small data set: there any block may be needed here soon, where shares change.
 
         Args:
-            idle: Asked before each block; one that is on its way is not given up.
-            member: Whose samples these are: each begins elsewhere, far from all others.
+            idle: Asked before each block; what is on its way is not given up.
+            partitions: Whose blocks come, in this order.
         """
-        if self._rows_of is not None and self.index.bytes <= _SMALL_BYTES:
-            numbers = [*range(len(self.index.blocks))]
-            at = int(member * _GOLDEN % 1.0 * len(numbers))
-            args = (idle, numbers[at:] + numbers[:at])
-            threading.Thread(target=self._copy, args=args, name="copy", daemon=True).start()
+        if self._rows_of is None or self.index.bytes > _SMALL_BYTES:
+            return
+        edges = np.asarray(self.index.partitions, dtype=np.int64)
+        wanted: dict[int, None] = {}
+        for partition in partitions.tolist():
+            start, stop = edges[partition], edges[partition + 1]
+            if start < stop:
+                first, last = self._blocks_of(np.array([start, stop - 1])).tolist()
+                wanted.update(dict.fromkeys(range(first, last + 1)))
+        numbers = iter(wanted)
+        for _ in range(_COPIERS):
+            threading.Thread(
+                target=self._copy, args=(idle, numbers), name="copy", daemon=True
+            ).start()
 
-    def _copy(self, idle: Callable[[], bool], numbers: Sequence[int]) -> None:
-        for number in numbers:
-            if not idle():
+    def _copy(self, idle: Callable[[], bool], numbers: Iterator[int]) -> None:
+        while idle():
+            with self._lock:
+                number = next(numbers, None)
+            if number is None:
                 return
             with suppress(RaycloudError):  # who needs it meets it again, and says so
                 self._opened(number)

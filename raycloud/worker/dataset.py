@@ -11,7 +11,7 @@ import contextlib
 import copy
 import hashlib
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, cast
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from raycloud.data.provider import Provider
     from raycloud.data.samples import BlockSamples
     from raycloud.spec import Job
-    from raycloud.step.feed import Held
     from raycloud.task import Samples
 
+_GOLDEN = 0.618034  # multiples of it, modulo 1, keep apart
 DATA, LAYOUT = "data", "layout"  # names among a checkpoint's values
 
 # Recognised by name: a task that returns one has imported its package, others need not.
@@ -196,14 +196,25 @@ class DataSet:
         return layout, prepared
 
     def copy_while(self, idle: Callable[[], bool], member: int) -> None:
-        """See `BlockSamples.copy_while`; samples of the task's own are not copied."""
-        if block_index(self.data.train) is not None:
-            cast("BlockSamples", self.data.train).copy_while(idle, member)
+        """See `BlockSamples.copy_while`: whole lanes, each member from another one on."""
+        samples, order = self.data.train, self.order
+        lanes = order.lanes_in(order.newest_from)
+        if lanes and block_index(samples) is not None:
+            first = int(member * _GOLDEN % 1.0 * lanes)
+            every = [*range(first, lanes), *range(first)]
+            partitions = [order.lane_partitions(order.newest_from, lane) for lane in every]
+            cast("BlockSamples", samples).copy_while(idle, np.concatenate(partitions))
 
-    def lane_bytes(self, nodes: tuple[str, ...]) -> Held:
-        """See the function of this name: of the data that there is at the start."""
-        index = block_index(self.data.train)
-        return () if index is None else lane_bytes(index, self.order, nodes)
+    def lane_bytes(self, nodes: tuple[str, ...], rank: int) -> tuple[float, ...]:
+        """See the function of this name: of the data that there is at the start.
+
+        Nothing where no rank can be preferred: ranks are on one node, or one's node is not known.
+        """
+        samples = self.data.train
+        index = block_index(samples)
+        if index is None or len(set(nodes)) < 2 or not all(nodes):  # noqa: PLR2004 (a choice)
+            return ()
+        return lane_bytes(index, self.order, nodes[rank], cast("BlockSamples", samples).opened)
 
 
 def block_index(samples: Samples) -> Index | None:
@@ -224,29 +235,33 @@ def block_layout(job: Job, index: Index | None) -> Layout | None:
         raise InternalError(f"the data was prepared for another job: {error}") from error
 
 
-def lane_bytes(index: Index, order: Order, nodes: Sequence[str]) -> Held:
-    """For each lane a row with the bytes of it that each rank's node holds.
+def lane_bytes(
+    index: Index, order: Order, node: str, opened: Collection[int] = ()
+) -> tuple[float, ...]:
+    """The bytes of each lane that a node has, as far as a member there knows.
 
-    Nothing where no rank can be preferred: ranks are on one node, one's node is not known, or there
-    are no lanes. Lanes are those of the newest layout; they keep what they have where data grows.
-    The bytes of a block count evenly over its rows.
+    Lanes are those of the newest layout; they keep what they have where data grows. Nothing where
+    there are none. The bytes of a block count evenly over its rows.
+
+    Args:
+        index: Of the blocks.
+        order: Which has the lanes.
+        node: Whose blocks count.
+        opened: Numbers of blocks that the member has opened: they have been copied there.
     """
     epoch = order.newest_from
     lanes = order.lanes_in(epoch)
-    if not lanes or len(set(nodes)) < 2 or not all(nodes):  # noqa: PLR2004 (a choice)
+    if not lanes:
         return ()
-    blocks = [block for block in index.blocks if block.rows]
-    starts = np.cumsum([0, *(block.rows for block in blocks)])
-    row_of = {node: row for row, node in enumerate(dict.fromkeys(nodes))}
-    there = np.zeros((len(row_of), len(blocks)))
-    for at, block in enumerate(blocks):
-        for node in row_of.keys() & block.nodes:
-            there[row_of[node], at] = block.bytes
-    before = np.cumsum(np.insert(there, 0, 0.0, axis=1), axis=1)  # bytes held of all rows before
-    amounts = np.diff([np.interp(index.partitions, starts, sums) for sums in before], axis=1)
-    columns = amounts[[row_of[node] for node in nodes]]
-    sums = [columns[:, order.lane_partitions(epoch, lane)].sum(axis=1) for lane in range(lanes)]
-    return tuple(tuple(row.tolist()) for row in sums)
+    there = [
+        block.bytes if node in block.nodes or number in opened else 0
+        for number, block in enumerate(index.blocks)
+        if block.rows
+    ]
+    starts = np.cumsum([0, *(block.rows for block in index.blocks if block.rows)])
+    before = np.cumsum([0.0, *there])  # bytes that are there of all rows before
+    amounts = np.diff(np.interp(index.partitions, starts, before))
+    return tuple(float(amounts[order.lane_partitions(epoch, k)].sum()) for k in range(lanes))
 
 
 def steps_of(job: Job, samples: int, manifest: Manifest | None) -> Steps:

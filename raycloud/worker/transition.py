@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from raycloud.events import Noticed, RoundsRefused
 from raycloud.net.lane import Lane
 from raycloud.order import Position, Round
@@ -51,7 +49,8 @@ class Transition:
         context: What its loop works with.
         manifest: The checkpoint that it begins with; None: there is none.
         last_step: One past the last step, as it is known at the start.
-        held: Which bytes of the rows the nodes hold, by rank.
+        held: The bytes of each lane that this member's node has, by the nodes of all ranks and its
+            own rank.
         address: This node's, that other members can reach.
         restore: Loads the checkpoint that all begin from, if they do.
 
@@ -66,7 +65,7 @@ class Transition:
         manifest: Manifest | None,
         last_step: int,
         *,
-        held: Callable[[tuple[str, ...]], Held],
+        held: Callable[[tuple[str, ...], int], tuple[float, ...]],
         address: str,
         restore: Restore,
     ) -> None:
@@ -127,7 +126,7 @@ class Transition:
         self._context.changes.settle(meeting.settled)
         point, adopted = self._agree(meeting, lane)
         seat = self._seat(meeting, point.step, point.position)
-        seat = replace(seat, held=agreed(self._held(meeting.nodes), lane))
+        seat = replace(seat, held=gathered(self._held(meeting.nodes, meeting.rank), lane))
         if seat.rank not in point.followers:
             self._newcomers.lacking = False
         if point.followers:
@@ -362,13 +361,10 @@ def _dealt(span: StepSpan | Round, keepers: Sequence[int], shares: Sequence[floa
     return tuple(map(tuple, found))
 
 
-def agreed(own: Held, lane: Lane) -> Held:
-    """What rank 0 says is held where: all ranks must deal alike, or samples are lost or doubled.
+def gathered(own: Sequence[float], lane: Lane) -> Held:
+    """What each rank's node has of each lane, as each says: all deal by the same.
 
-    Members may have got their index at different times, with blocks on other nodes.
+    Members may have got their index at different times, with blocks on other nodes, and have copied
+    some since.
     """
-    if not own:
-        return ()
-    values = torch.tensor(own, dtype=torch.float64)
-    lane.broadcast(values)
-    return tuple(tuple(row) for row in values.tolist())
+    return tuple(zip(*map(tuple, lane.gather(own)), strict=True)) if own else ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -323,27 +324,26 @@ def test_rows_that_a_step_waits_for_come_before_blocks(blocks: Blocks) -> None:
     assert blocks.opened == ["0", "3"]
 
 
-def copied(samples: BlockSamples, member: int, count: int) -> None:
-    """Let it copy so many blocks, and wait until it has."""
-    over, left = threading.Event(), [count]
+def test_who_is_idle_copies_blocks_in_the_order_of_their_partitions(
+    blocks: Blocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples_module, "_COPIERS", 1)
+    elsewhere, over = Elsewhere(blocks), threading.Event()
+    elsewhere.may_come.set()
+    rows = [0, *(np.cumsum([block.rows for block in blocks.index.blocks])).tolist()]
+    cut = (0, rows[1] + 1, rows[2], rows[2], rows[4])  # the first reaches into a second block
+    index = replace(blocks.index, partitions=cut)
+    samples = BlockSamples(index, elsewhere.table_of, elsewhere.rows_of)
 
     def idle() -> bool:
-        left[0] -= 1
-        if left[0] < 0:
+        if enough := len(samples.opened) == 3:
             over.set()
-        return left[0] >= 0
+        return not enough
 
-    samples.copy_while(idle, member)
+    samples.copy_while(idle, np.array([3, 0, 2, 1]))
     assert over.wait(30)
-
-
-def test_who_is_idle_copies_blocks_each_from_elsewhere_on(blocks: Blocks) -> None:
-    elsewhere = Elsewhere(blocks)
-    elsewhere.may_come.set()
-    copied(elsewhere.samples(), 0, 2)
-    assert blocks.opened == ["0", "1"]
-    copied(elsewhere.samples(), 1, 3)  # of four
-    assert blocks.opened[2:] == ["2", "3", "0"]
+    assert blocks.opened == ["2", "3", "0"]
+    assert samples.opened == {0, 2, 3}
     assert not elsewhere.asked
 
 
@@ -354,9 +354,9 @@ def test_nothing_is_copied_that_is_here_or_large(
         raise AssertionError("it has begun to copy")
 
     before = threading.enumerate()
-    blocks.samples().copy_while(never, 0)
+    blocks.samples().copy_while(never, np.array([0]))
     monkeypatch.setattr(samples_module, "_SMALL_BYTES", blocks.index.bytes - 1)
-    Elsewhere(blocks).samples().copy_while(never, 0)
+    Elsewhere(blocks).samples().copy_while(never, np.array([0]))
     assert not set(threading.enumerate()) - set(before)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,6 +11,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,8 +19,10 @@ from hypothesis import strategies as st
 from raycloud.checkpoint import Manifest, PartRecord
 from raycloud.checkpoint.naming import part_name
 from raycloud.control import ControlSettings
+from raycloud.data import samples as samples_module
 from raycloud.data.index import Block, Index
 from raycloud.data.provider import Provided
+from raycloud.data.samples import BlockSamples
 from raycloud.errors import CheckpointError, DataError
 from raycloud.events import Event, MemberDone, MemberFailed, MemberReady
 from raycloud.net.lane import Lane
@@ -40,6 +44,7 @@ from raycloud.task import Splits, Task
 from raycloud.worker.context import MemberConfig
 from raycloud.worker.dataset import (
     LAYOUT,
+    DataSet,
     block_layout,
     lane_bytes,
     layout_of,
@@ -48,7 +53,7 @@ from raycloud.worker.dataset import (
     steps_of,
 )
 from raycloud.worker.member import Member
-from raycloud.worker.transition import agreed
+from raycloud.worker.transition import gathered
 from tests.blocks import SEEN, BlockTask, Here, asked, write_points
 from tests.lockstep import job
 from tests.loopback import Loopback
@@ -269,16 +274,21 @@ def owners(shares: tuple[int, ...], found: Held, samples: int = 8) -> list[list[
     return [[m.index for m in made.micro_batches(span, rank)] for rank in range(len(shares))]
 
 
+def held(index: Index, order: Order, nodes: Sequence[str]) -> Held:
+    """As all members gather it."""
+    return tuple(zip(*(lane_bytes(index, order, node) for node in nodes), strict=True))
+
+
 def table(found: Held) -> list[list[float]]:
     return [list(row) for row in found]
 
 
 def test_lanes_go_to_the_replica_on_the_node_that_holds_them() -> None:
     index = index_of(layout(), ["b", "a", "a", "b"])
-    found = lane_bytes(index, order_at(layout()), ("a", "b"))
+    found = held(index, order_at(layout()), ("a", "b"))
     assert table(found) == [[0, 2000], [2000, 0], [2000, 0], [0, 2000]]
     assert owners((4, 4), found) == [[2, 3, 4, 5], [0, 1, 6, 7]]
-    assert owners((4, 4), lane_bytes(index, order_at(layout()), ("b", "a"))) == [
+    assert owners((4, 4), held(index, order_at(layout()), ("b", "a"))) == [
         [0, 1, 6, 7],
         [2, 3, 4, 5],
     ]
@@ -286,7 +296,7 @@ def test_lanes_go_to_the_replica_on_the_node_that_holds_them() -> None:
 
 def test_ranks_of_one_node_share_what_it_holds() -> None:
     index = index_of(layout(), ["b", "a", "a", "ab"])
-    found = lane_bytes(index, order_at(layout()), ("a", "b", "a"))
+    found = held(index, order_at(layout()), ("a", "b", "a"))
     assert table(found) == [[0, 2000, 0], [2000, 0, 2000], [2000, 0, 2000], [2000, 2000, 2000]]
     assert owners((2, 4, 2), found)[1] == [0, 1, 6, 7]
 
@@ -299,22 +309,59 @@ def test_a_block_counts_for_each_partition_that_it_lies_in() -> None:
         Block(key="3", rows=5, bytes=1000, nodes=("b", "elsewhere")),
     )
     order = order_at(one)
-    found = lane_bytes(Index(blocks=blocks, partitions=one.partitions), order, ("a", "b"))
+    found = held(Index(blocks=blocks, partitions=one.partitions), order, ("a", "b"))
     first = next(lane for lane in (0, 1) if order.lane_partitions(0, lane).tolist() == [0])
     assert found[first] == pytest.approx((400, 0))
     assert found[1 - first] == pytest.approx((100, 1000))
 
 
 @pytest.mark.parametrize("nodes", [(), ("a", "a"), ("a", ""), ("a",)])
-def test_on_one_node_or_unknown_ones_the_deal_is_contiguous(nodes: tuple[str, ...]) -> None:
-    index = index_of(layout(), ["b", "a", "a", "b"])
-    found = lane_bytes(index, order_at(layout()), nodes)
-    assert owners((5, 3), found) == [[0, 1, 2, 3, 4], [5, 6, 7]]
+def test_on_one_node_or_unknown_ones_nobody_is_preferred(nodes: tuple[str, ...]) -> None:
+    assert data_set(["b", "a", "a", "b"]).lane_bytes(nodes, 0) == ()
+
+
+def data_set(nodes_of_lane: Sequence[Sequence[str]]) -> DataSet:
+    """Over blocks that come from elsewhere."""
+    index = index_of(layout(), nodes_of_lane)
+    table = pa.table({"x": range(ROWS)})
+    train = BlockSamples(index, lambda _: table, lambda _: {})
+    made = DataSet.__new__(DataSet)
+    made.data, made.order = Provided(train=train, held_out=None), order_at(layout())
+    return made
+
+
+def test_what_a_member_has_copied_counts_as_well() -> None:
+    one = data_set(["b", "a", "c", "c"])
+    assert one.lane_bytes(("a", "b"), 0) == (0, 2000, 0, 0)
+    order = one.order
+    one.data.train.gather(order.lane_partitions(0, 2)[:1] * ROWS)  # a row of its first block
+    assert one.lane_bytes(("a", "b"), 0) == (0, 2000, 1000, 0)
+    assert one.lane_bytes(("a", "b"), 1) == (2000, 0, 1000, 0)
+
+
+@pytest.mark.parametrize(("member", "first"), [(0, 0), (1, 2)])
+def test_who_is_idle_copies_whole_lanes(
+    member: int, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All at once they would be opened in any order."""
+    monkeypatch.setattr(samples_module, "_COPIERS", 1)
+    one, over = data_set([""] * LANES), threading.Event()
+
+    def idle() -> bool:
+        if enough := len(one.data.train.opened) == 2:
+            over.set()
+        return not enough
+
+    one.copy_while(idle, member)
+    assert over.wait(POLL_S)
+    copied = [0.0] * LANES
+    copied[first] = 2000.0
+    assert one.lane_bytes(("a", "b"), 0) == tuple(copied)
 
 
 @pytest.mark.parametrize("there", ["", "ab"])
 def test_where_all_nodes_hold_the_same_the_deal_is_contiguous(there: str) -> None:
-    found = lane_bytes(index_of(layout(), [there] * LANES), order_at(layout()), ("a", "b"))
+    found = held(index_of(layout(), [there] * LANES), order_at(layout()), ("a", "b"))
     assert len(found) == LANES
     assert owners((5, 3), found) == [[0, 1, 2, 3, 4], [5, 6, 7]]
     assert owners((5, 3), found, samples=3) == [[0, 1], [2]]
@@ -327,19 +374,19 @@ def test_without_lanes_nobody_is_preferred() -> None:
         Order(samples=at.samples, seed=5),
         Order(samples=at.samples, seed=5, shuffle=False, layout=at),
     ):
-        assert lane_bytes(index, order, ("a", "b")) == ()
+        assert held(index, order, ("a", "b")) == ()
 
 
 def test_lanes_are_those_of_the_newest_layout() -> None:
     small, large = layout(), layout(3)
     begun = Order(samples=17, seed=5).extended(3, small.samples, small)
     order = begun.extended(3, large.samples, large)
-    found = lane_bytes(index_of(large, ["b", "a", "a", "b"]), order, ("a", "b"))
+    found = held(index_of(large, ["b", "a", "a", "b"]), order, ("a", "b"))
     assert table(found) == [[0, 3000], [3000, 0], [3000, 0], [0, 3000]]
 
 
 def test_what_is_dealt_is_computed_once() -> None:
-    found = lane_bytes(index_of(layout(), ["b", "a", "a", "b"]), order_at(layout()), ("a", "b"))
+    found = held(index_of(layout(), ["b", "a", "a", "b"]), order_at(layout()), ("a", "b"))
     made = Schedule(Piece(step=0, generation=0, shares=(4, 4)), found)
     made.add(Piece(step=40, generation=1, shares=(6, 2)))
     spans = Steps(samples=19, global_batch=8, micro_batch=1).walk(0, Position())
@@ -350,12 +397,12 @@ def test_what_is_dealt_is_computed_once() -> None:
     assert counted.call_count == 4  # two pieces, full and short steps
 
 
-def test_members_that_disagree_take_what_rank_0_says() -> None:
-    own: list[Held] = [((1, 2, 3.5), (4, 5, 6)), ((0, 0, 0), (9, 9, 9)), ((7, 0, 0), (0, 7, 0))]
+def test_members_deal_by_what_each_says_of_its_own() -> None:
+    own = [(1.0, 2.0), (3.5, 4.0), (5.0, 6.0)]
     with gloo_members(3) as members:
-        calls = [partial(agreed, mine, Lane(to)) for mine, to in zip(own, members, strict=True)]
-        assert together(calls) == [own[0]] * 3
-    assert agreed((), Lane(Loopback(2).members[0])) == ()  # nothing to agree on
+        calls = [partial(gathered, mine, Lane(to)) for mine, to in zip(own, members, strict=True)]
+        assert together(calls) == [((1.0, 3.5, 5.0), (2.0, 4.0, 6.0))] * 3
+    assert gathered((), Lane(Loopback(2).members[0])) == ()  # nothing to tell
 
 
 # ---- two members over blocks
@@ -387,7 +434,10 @@ def last(member: Member, kind: type[Event]) -> Event:
                 return event
 
 
-def test_members_compute_the_lanes_that_lie_on_their_nodes(tmp_path: Path) -> None:
+def test_members_compute_the_lanes_that_lie_on_their_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BlockSamples, "opened", frozenset())  # nobody has tried any here
     files = tmp_path / "points"
     files.mkdir()
     write_points(files / "a.parquet", 0, 80)
@@ -399,8 +449,8 @@ def test_members_compute_the_lanes_that_lie_on_their_nodes(tmp_path: Path) -> No
     for rank, node in enumerate(nodes):
         mine = asked(files, steps=11, settings={"tag": str(rank), "dropout": 0.0})
         providers.append(Elsewhere(mine, tmp_path / "cache", first.inputs()))
-        # The second member has heard otherwise: what it deals by must not be its own.
-        providers[rank].nodes = ("a", "b") if rank == 0 else ("b", "a")
+        # The second member has heard otherwise: of the other's blocks it must not go by that.
+        providers[rank].nodes = ("a", "b") if rank == 0 else ("a", "a")
         config = MemberConfig(
             member=rank,
             node=node,
@@ -426,10 +476,12 @@ def test_members_compute_the_lanes_that_lie_on_their_nodes(tmp_path: Path) -> No
     for member in members:
         last(member, MemberDone)
     rendezvous.close()
-    assert providers[0].provided is not None
-    index = providers[0].provided.train.index
+    heard = [one.provided.train.index for one in providers if one.provided is not None]
+    index = heard[0]
     order = Order(samples=index.rows, seed=mine.seed, layout=block_layout(mine, index))
-    found = assign((4, 4), 8, lane_bytes(index, order, nodes))
+    told = [lane_bytes(one, order, node) for one, node in zip(heard, nodes, strict=True)]
+    found = assign((4, 4), 8, tuple(zip(*told, strict=True)))
+    assert found != assign((4, 4), 8, held(heard[1], order, nodes))
     assert found != assign((4, 4), 8)
     full = order.ids(0, 0, 160).reshape(10, 8, 2)
     tail = order.ids(0, 160, 163)
