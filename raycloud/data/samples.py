@@ -30,6 +30,7 @@ Wanted = Sequence[tuple["Block", Ids]]
 _OPEN_BLOCKS = 1024  # maps cost next to nothing, but the kernel counts them (65530)
 _PREFETCHED_BLOCKS = 256  # a block is not read ahead again while it is one of the last so many
 _PAGE_BYTES = 4096
+_MUCH = 8  # of a block that nobody has said will be read this part is asked for row by row
 _GIVES_WAY_S = 1.0  # at most, a block that is read ahead to rows that somebody waits for
 _SMALL_BYTES = 256 * 2**20  # so much is copied to a node that has nothing else to do
 _COPIERS = 4  # blocks at a time: over a long link one alone waits more than it travels
@@ -64,6 +65,7 @@ class BlockSamples:
         self._kinds: dict[Any, _Kinds] = {}  # each that a block has, once
         self._prefetched: dict[int, None] = {}
         self._coming: dict[int, int] = {}  # being read ahead, or to be: rows asked for meanwhile
+        self._few: dict[int, int] = {}  # rows asked for of others that are not here
         self._ahead: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
         self._asking = 0  # threads that wait for rows of other nodes
@@ -167,7 +169,7 @@ class BlockSamples:
             self._prefetched.update(dict.fromkeys(new))
             while len(self._prefetched) > _PREFETCHED_BLOCKS:
                 del self._prefetched[next(iter(self._prefetched))]
-            self._coming.update(dict.fromkeys(new, 0))
+            self._coming.update({number: self._few.pop(number, 0) for number in new})
             if self._ahead is None:
                 self._ahead = ThreadPoolExecutor(1, thread_name_prefix="raycloud-read-ahead")
         for number in new:
@@ -191,17 +193,22 @@ class BlockSamples:
     def _far(self, numbers: Sequence[int], rows: Sequence[Ids]) -> dict[int, _Opened]:
         """By block, the rows asked for, of those that another node has and that are still coming.
 
-        Who has asked for half of a block's rows waits for all of it: no more travels twice.
+        Of one that nobody has said will be read, it is begun to come once an eighth of its rows is
+        asked for. Who has asked for half of them waits for all of it: no more travels twice.
         """
         if self._rows_of is None or all(number in self._open for number in numbers):
             return {}
         with self._waiting():
-            self._begin_reading({number for number in numbers if number not in self._open})
+            away = [
+                (n, local) for n, local in zip(numbers, rows, strict=True) if n not in self._open
+            ]
+            if much := {n for n, local in away if self._is_much(n, len(local))}:
+                self._begin_reading(much)
             wanted: dict[str, tuple[int, Block, Ids]] = {}  # blocks of equal content have one key
-            for number, local in zip(numbers, rows, strict=True):
-                block = self.index.blocks[number]
-                asked = self._coming.get(number)  # None: it is here, or reading it has failed
-                if asked is None or number in self._open or block.key in wanted:
+            for number, local in away:
+                block, begun = self.index.blocks[number], number in self._prefetched
+                asked = self._coming.get(number, None if begun else self._few.get(number, 0))
+                if asked is None or block.key in wanted:  # it is here, or reading it has failed
                     continue
                 if 2 * (asked + len(local)) <= block.rows:
                     wanted[block.key] = number, block, local
@@ -215,7 +222,13 @@ class BlockSamples:
                 with self._lock:
                     if number in self._coming:
                         self._coming[number] += len(local)
+                    elif number not in self._prefetched:
+                        self._few[number] = self._few.get(number, 0) + len(local)
         return far
+
+    def _is_much(self, number: int, rows: int) -> bool:
+        """Whether with so many more rows enough of a block is asked for to have all of it come."""
+        return _MUCH * (self._few.get(number, 0) + rows) >= self.index.blocks[number].rows
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:

@@ -206,12 +206,18 @@ class View:
         known = self._known.pop(one, None)
         return self.order.ids(*one) if known is None else known
 
-    def hint(self, ranges: Iterable[Range], later: int) -> None:
-        """Say that what stands `later` places after these will be read, if that is of use."""
+    def hint(self, ranges: Iterable[Range], steps: int, samples: int) -> None:
+        """Say that what stands where these do, some steps later, will be read, if that is of use.
+
+        Args:
+            ranges: Of a step.
+            steps: As many later, the short last ones of epochs not counted.
+            samples: Of a step.
+        """
         if self._want is None:
             return
         for one in ranges:
-            ahead = _moved(one, later, self.order)
+            ahead = _moved(one, steps, samples, self.order)
             self._known[ahead] = ids = self.order.ids(*ahead)
             self._want(ids)
         while len(self._known) > _KEPT:  # others were asked for: the shares have changed
@@ -241,12 +247,17 @@ def _joined(parts: Iterable[MicroBatch | StepSpan]) -> list[Range]:
     return found
 
 
-def _moved(one: Range, later: int, order: Order) -> Range:
-    """The range `later` places on, cut at the end of its epoch."""
-    epoch, start, stop = one[0], one[1] + later, one[2] + later
-    while start >= (length := order.samples_in(epoch)):
+def _moved(one: Range, steps: int, samples: int, order: Order) -> Range:
+    """The same part of a step of so many samples, some steps later."""
+    epoch, start, stop = one[0], one[1] + steps * samples, one[2] + steps * samples
+    while start >= (length := _whole(order.samples_in(epoch), samples)):
         epoch, start, stop = epoch + 1, start - length, stop - length
     return epoch, start, min(stop, length)
+
+
+def _whole(epoch: int, samples: int) -> int:
+    """Samples of an epoch that are in whole steps; all, where there are none."""
+    return epoch - epoch % samples or epoch
 
 
 def row_sum(ids: npt.NDArray[np.int64]) -> int:
@@ -401,9 +412,9 @@ class Collate:
         """The sum of the codes of their samples, whoever reads them; see `row_sum`."""
         return sum(row_sum(self._view.order.ids(*one)) for one in _joined(parts))
 
-    def want(self, micro_batches: Iterable[MicroBatch], later: int) -> None:
-        """Hint that what stands `later` places after these will be asked for."""
-        self._view.hint(_joined(micro_batches), later)
+    def want(self, micro_batches: Iterable[MicroBatch], steps: int, samples: int) -> None:
+        """Hint that the same part of a step, of so many samples, is asked for some steps later."""
+        self._view.hint(_joined(micro_batches), steps, samples)
 
     def _now_s(self) -> float:
         return 0.0 if self._clock is None else self._clock.monotonic_s()

@@ -192,6 +192,7 @@ class Feed:
         self._asked: queue.SimpleQueue[Future[StepWork] | None] = queue.SimpleQueue()
         self._turn = threading.Lock()
         self._over = threading.Event()
+        self._full = 0  # samples of a step
         self._away: dict[int, Made] = {}  # by identity: made elsewhere, and not yet back
         self._counted = threading.Lock()  # of `_away`
         making = collate.making
@@ -256,6 +257,7 @@ class Feed:
         span = next(self._spans, None)
         if span is None:
             raise InternalError("a step was asked for after the last one")
+        self._full = span.samples if span.start == 0 else max(self._full, span.samples)
         mine, fuse, made = self._choose(span), self._fuse(), None
         if (elsewhere := self._collate.making.elsewhere) is not None:
             made = elsewhere.submit(mine, fuse)
@@ -271,7 +273,8 @@ class Feed:
         failed: Failures = ()
         try:
             if made is None:
-                collate.want(mine, _HINT_STEPS * span.samples)
+                if span.samples == self._full:  # the last of an epoch has other parts
+                    collate.want(mine, _HINT_STEPS, span.samples)
                 passes = collate.passes(mine, fuse)
             else:
                 try:

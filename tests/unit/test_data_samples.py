@@ -368,6 +368,19 @@ def test_no_more_than_half_of_a_blocks_rows_are_asked_for_alone(blocks: Blocks) 
     assert elsewhere.asked == [("0", 0), ("0", 1)]
 
 
+def test_of_a_few_rows_that_nobody_has_announced_the_block_does_not_come(tmp_path: Path) -> None:
+    """A short last step reads a little of what others read all of."""
+    elsewhere = Elsewhere(Blocks(tmp_path, [table(0, 64)]), rows=8)
+    samples = elsewhere.samples()
+    for row in range(7):
+        assert samples.gather(np.array([row]))["label"].tolist() == [row]
+    assert samples._ahead is None
+    assert samples.gather(np.array([7]))["label"].tolist() == [7]
+    all_read(samples)
+    assert elsewhere.blocks.opened == ["0"]
+    assert elsewhere.asked == [("0", row) for row in range(8)]
+
+
 def test_blocks_of_equal_content_have_rows_of_their_own(blocks: Blocks) -> None:
     """They have one key, and rows are asked for by it."""
     first, elsewhere = blocks.index.blocks[0], Elsewhere(blocks, rows=1)

@@ -265,18 +265,19 @@ def test_augmented_rows_are_those_of_each_micro_batch(spoils: bool) -> None:
     assert torch.equal(second.batch, apart)
 
 
-def test_hints_are_of_what_stands_later_and_wrap_at_the_end_of_an_epoch() -> None:
+def test_hints_are_of_the_same_part_of_a_later_step() -> None:
+    """An epoch of 40 has two whole steps of 16; its last one, of 8, has other parts."""
     samples = Blocks()
     made = Collate(RowNumbers(), samples, ORDER, pinned=False)
-    made.want([EVERY[0], EVERY[1], EVERY[3]], 20)
-    assert samples.wanted == [ORDER.ids(0, 20, 28).tolist(), ORDER.ids(0, 32, 36).tolist()]
+    made.want([EVERY[0], EVERY[1], EVERY[3]], 1, 16)
+    assert samples.wanted == [ORDER.ids(0, 16, 24).tolist(), ORDER.ids(0, 28, 32).tolist()]
     samples.wanted.clear()
-    made.want(EVERY, 30)
-    assert samples.wanted == [ORDER.ids(0, 30, 40).tolist()]  # the rest is another step's
+    made.want(EVERY[1:3], 3, 16)
+    assert samples.wanted == [ORDER.ids(1, 20, 28).tolist()]
     samples.wanted.clear()
-    made.want(EVERY[:1], 2 * SAMPLES + 3)
-    assert samples.wanted == [ORDER.ids(2, 3, 7).tolist()]
-    collate().want(EVERY, 4)  # without effect
+    made.want(EVERY[:1], 4, 2 * SAMPLES)  # an epoch that has no whole step
+    assert samples.wanted == [ORDER.ids(8, 0, 4).tolist()]
+    collate().want(EVERY, 1, 16)  # without effect
 
 
 def test_grown_samples_are_read_from_their_epoch_on() -> None:

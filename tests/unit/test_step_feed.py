@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -84,12 +85,14 @@ def feed(
     task: NetTask | None = None,
     samples: Any = range(40),
     making: Making | None = None,
+    batch: int = 8,
 ) -> Feed:
     order = Order(samples=40, seed=0, shuffle=False)
+    cut = replace(STEPS, global_batch=batch)
     return Feed(
         Collate(task or Identity(), samples, order, pinned=False, making=making),
         choose,
-        itertools.islice(STEPS.walk(0, Position()), steps),
+        itertools.islice(cut.walk(0, Position()), steps),
         fuse=fuse,
         depth=depth,
         clock=SystemClock(),
@@ -255,6 +258,18 @@ def test_hints_are_given_once_a_step_and_well_ahead(feeds: list[Feed]) -> None:
     feeds[0].close()
     # 8 steps of 8 samples later, in the next epoch of 40: from sample 24 on
     first = [24, 32, 0, 8, 16, 24]
+    assert samples.wanted[:6] == [list(range(at, at + 4)) for at in first]
+
+
+def test_the_short_last_step_of_an_epoch_gives_no_hint(feeds: list[Feed]) -> None:
+    """Three steps of 12, and one of 4: who computes that reads other parts in whole steps."""
+    samples = Hinted()
+    made = feed(samples=samples, choose=lambda span: span.micro_batches[:1], batch=12)
+    feeds.append(made)
+    for _ in range(8):
+        made.take()
+    made.close()
+    first = [24, 0, 12] * 2  # 8 whole steps later
     assert samples.wanted[:6] == [list(range(at, at + 4)) for at in first]
 
 
