@@ -36,6 +36,7 @@ _FINE_GAIN = 0.02  # of a round's: those of many steps
 _TRY_EVERY = 40.0  # times what a step takes more with a micro-batch for who was idle: it takes two
 _TRY_S = 20.0
 _SAYS = 8  # members, in a note
+_LATE_PART = 0.6  # of a round: what can wait is decided then, by all that is known by now
 _REDEAL_S = 2.0  # more than it takes to meet anew and to deal what is left of a round
 _GREY_MOST = 256  # members, up to which each is followed by a grey Markov chain, too
 
@@ -76,6 +77,7 @@ class Resharing:
         self._tried: int | None = None  # who was idle, and is to be measured
         self._told: dict[int, str] = {}  # which forecast was said to be used, by member
         self.changed = self._long = False
+        self._round_s, self._at_step, self._at_s = 0.0, -1, 0.0  # the last round's; since when
         self._in_rounds: set[int] = set()  # members whose last report was of rounds
         self._rests_s: dict[int, tuple[float, float]] = {}  # of rounds, by member that is late
 
@@ -111,6 +113,7 @@ class Resharing:
             estimate = self._estimates[report.member]
             self.changed |= estimate.observe(report.micro_batches, steps, report.compute_s)
             self._note(report.member, estimate)
+            self._round_s = report.wall_s if report.period > 1 else 0.0
             self._long = steps >= _LONG_STEPS and report.compute_s >= _LONG_S
             if report.member == self._tried:
                 known_s = estimate.speed.seconds(report.micro_batches / steps)
@@ -243,9 +246,12 @@ class Resharing:
         """The shares to change to now, if it is time to look and the gain has lasted."""
         changed, self.changed = self.changed, False
         settings = self._settings
+        if step != self._at_step:
+            self._at_step, self._at_s = step, now_s
         due = (
             now_s - self._looked_s >= settings.reshare_every_s
             and step - self._looked_step >= settings.reshare_steps
+            and now_s - self._at_s >= _LATE_PART * self._round_s
         )
         if not (self._fits and (changed or due)):
             return None

@@ -31,7 +31,8 @@ _OPEN_BLOCKS = 1024  # maps cost next to nothing, but the kernel counts them (65
 _PREFETCHED_BLOCKS = 256  # a block is not read ahead again while it is one of the last so many
 _PAGE_BYTES = 4096
 _MUCH = 8  # of a block that nobody has said will be read this part is asked for row by row
-_GIVES_WAY_S = 1.0  # at most, a block that is read ahead to rows that somebody waits for
+_GIVES_WAY, _GIVES_WAY_S = 4, 1.0  # answers with rows, and to each: a block that is read ahead
+_QUIET_S = 0.05  # without another question no more rows are asked for
 _SMALL_BYTES = 256 * 2**20  # so much is copied to a node that has nothing else to do
 _COPIERS = 4  # blocks at a time: over a long link one alone waits more than it travels
 
@@ -69,6 +70,7 @@ class BlockSamples:
         self._ahead: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
         self._asking = 0  # threads that wait for rows of other nodes
+        self._lately = False  # some have begun to since a block has given way
         self._asked = threading.Condition(self._lock)
 
     def __len__(self) -> int:
@@ -177,8 +179,7 @@ class BlockSamples:
 
     def _read_ahead(self, number: int) -> None:
         try:
-            with self._asked:
-                self._asked.wait_for(lambda: not self._asking, _GIVES_WAY_S)
+            self._give_way()
             table = self._opened(number).table
         finally:
             with self._lock:
@@ -189,6 +190,19 @@ class BlockSamples:
                     if buffer is not None and buffer.size:
                         # One byte of each page: the kernel reads what is not in memory yet.
                         np.frombuffer(buffer, dtype=np.uint8)[::_PAGE_BYTES].sum()
+
+    def _give_way(self) -> None:
+        """Wait until no rows are asked for, a few answers at most: over a thin link they are late.
+
+        A feed that is behind asks for the next ones at once.
+        """
+        with self._asked:
+            for _ in range(_GIVES_WAY):
+                if not self._lately:
+                    return
+                self._asked.wait_for(lambda: not self._asking, _GIVES_WAY_S)
+                self._lately = False
+                self._asked.wait_for(lambda: self._lately, _QUIET_S)
 
     def _far(self, numbers: Sequence[int], rows: Sequence[Ids]) -> dict[int, _Opened]:
         """By block, the rows asked for, of those that another node has and that are still coming.
@@ -232,9 +246,10 @@ class BlockSamples:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Meanwhile no block is begun to be read ahead, for a while: rows are waited for."""
-        with self._lock:
-            self._asking += 1
+        """Rows are waited for: blocks that are read ahead give way."""
+        with self._asked:
+            self._asking, self._lately = self._asking + 1, True
+            self._asked.notify_all()
         try:
             yield
         finally:

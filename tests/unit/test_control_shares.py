@@ -150,12 +150,12 @@ def test_a_gain_must_be_seen_in_two_looks_in_a_row():
     assert look((4, 4), 4.0) == (6, 2)
 
 
-def in_rounds(resharing, readies, shares, steps=16, *, by=1.0):
+def in_rounds(resharing, readies, shares, steps=16, *, by=1.0, wall_s=0.0):
     """Each member reports a round, in which it took that many times what it has measured."""
     for one, share in zip(readies, shares, strict=True):
         seconds = by * steps * (one.fixed_s + share * one.micro_batch_s)
         found = report(training(), one.member, 0, steps, compute_s=seconds)
-        found = replace(found, micro_batches=round(steps * share), period=steps)
+        found = replace(found, micro_batches=round(steps * share), period=steps, wall_s=wall_s)
         resharing.observe(found)
 
 
@@ -195,6 +195,26 @@ def test_a_first_round_tells_how_fast_a_member_is_in_rounds():
     in_rounds(resharing, readies[:1], (6,))
     in_rounds(resharing, readies[1:], (2,), by=0.7)
     assert resharing.look(group=(0, 1), shares=(6, 2), step=1, now_s=1.0) == (5.4375, 2.5625)
+
+
+def test_what_is_not_urgent_is_decided_late_in_a_round():
+    """A change keeps others from being made until the round is over."""
+    settings = control(reshare_every_s=1.0, reshare_steps=1)._state.settings
+    readies = ready(0, micro_batch_s=0.1), ready(1, micro_batch_s=0.22)
+
+    def looks(*seconds):
+        resharing = fitted(settings, *readies)
+        in_rounds(resharing, readies, (6, 2), wall_s=10.0)
+        return [
+            resharing.look(group=(0, 1), shares=(6, 2), step=16, now_s=100.0 + at) for at in seconds
+        ]
+
+    assert looks(0.0, 5.9, 6.1) == [None, None, (5.5, 2.5)]
+    resharing = fitted(settings, *readies)
+    in_rounds(resharing, readies, (6, 2), wall_s=10.0)
+    assert resharing.look(group=(0, 1), shares=(6, 2), step=16, now_s=100.0) is None
+    resharing.foresee({0: Behind(6, 3.0, rest_s=30.0, usual_s=6.0)})
+    assert resharing.look(group=(0, 1), shares=(6, 2), step=16, now_s=101.0) is not None
 
 
 def test_the_others_keep_their_parts_where_one_needs_less_than_a_micro_batch():
