@@ -177,7 +177,9 @@ class Fleet(Samples, Following, Restoring, Troubles):
         self.feed(e.DataGrew(samples=self.samples, version=self.version))
 
     def publish(self, step):
-        self.published = step if self.published is None else max(step, self.published)
+        """Whoever goes back meanwhile does so behind this, and withdraws what comes after."""
+        if step in self.manifests:
+            self.published = step if self.published is None else max(step, self.published)
         self.feed(published(step))
 
     # ---- lockstep
