@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from raycloud.order import (
     Steps,
     StepSpan,
     assign,
+    deal,
     whole_shares,
 )
 from raycloud.step.collate import Collate, Failures, Made, StepWork
@@ -50,8 +51,10 @@ class Schedule:
     never in between, and a change lies ahead of every step that a feed may have asked for.
 
     Ranks are dealt what their nodes have `held`: for each lane, the bytes of its rows that each
-    rank's node holds, the same on all ranks; where it is empty, contiguous runs. In steps of which
-    something is `adopted` each rank computes that: they go on from what survivors have kept.
+    rank's node holds, the same on all ranks; where it is empty, contiguous runs. What a rank has
+    been dealt it holds from then on: with other shares it keeps as much of that as it can. In steps
+    of which something is `adopted` each rank computes that: they go on from what survivors have
+    kept.
     """
 
     def __init__(
@@ -59,14 +62,15 @@ class Schedule:
     ) -> None:
         self._pieces: tuple[Piece, ...] = (first,)
         self._held = held
+        self._held_in: tuple[Held, ...] = ()  # each piece, so far
         self._adopted = adopted or {}
-        self._dealt: dict[tuple[tuple[int, ...], int], Assignment] = {}
+        self._dealt: dict[tuple[int, tuple[int, ...], int], Assignment] = {}
 
-    def at(self, step: int) -> Piece:
-        """The piece that `step` belongs to."""
-        for piece in reversed(self._pieces):
+    def _number_at(self, step: int) -> int:
+        """Which of the pieces `step` belongs to."""
+        for number, piece in reversed([*enumerate(self._pieces)]):
             if piece.step <= step:
-                return piece
+                return number
         raise InternalError(f"step {step} lies before the schedule {self._pieces}")
 
     def add(self, piece: Piece) -> None:
@@ -80,12 +84,34 @@ class Schedule:
         every = span.micro_batches
         if span.step in self._adopted:
             return tuple(every[k] for k in self._adopted[span.step][rank])
-        asked = whole_shares(self.at(span.step).shares, span.step), len(every)
+        number = self._number_at(span.step)
+        counts = whole_shares(self._pieces[number].shares, span.step)
+        asked = number, counts, len(every)
         if asked not in self._dealt:  # a few: the shares of each piece, full and short steps
             if len(self._dealt) >= _DEALT:
                 self._dealt.clear()
-            self._dealt[asked] = assign(*asked, self._held or None)
+            self._dealt[asked] = assign(counts, len(every), self._held_at(number) or None)
         return tuple(every[k] for k in self._dealt[asked].of(rank))
+
+    def _held_at(self, number: int) -> Held:
+        """What ranks hold from a piece on. Threads that ask at once find the same."""
+        found = list(self._held_in)
+        while self._held and len(found) <= number:
+            before = found[-1] if found else self._held
+            found.append(_with_own(before, self._pieces[len(found)].shares))
+            self._held_in = tuple(found)
+        return found[number] if self._held else ()
+
+
+def _with_own(held: Held, shares: Sequence[float]) -> Held:
+    """The same, where each rank has all of what it is dealt."""
+    whole = round(sum(shares))
+    owners, each = assign(deal(shares, whole), whole, held).owners, whole // len(held)
+    most = max(map(max, held)) or 1.0
+    return tuple(
+        tuple(most if rank in owners[k * each : (k + 1) * each] else has for rank, has in row)
+        for k, row in enumerate(map(enumerate, held))
+    )
 
 
 def adopted_by_step(whole: StepSpan | Round, adopted: Adopted | None) -> dict[int, Adopted]:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from unittest.mock import patch
 
@@ -385,6 +386,22 @@ def test_lanes_are_those_of_the_newest_layout() -> None:
     assert table(found) == [[0, 3000], [3000, 0], [3000, 0], [0, 3000]]
 
 
+def test_with_other_shares_ranks_keep_their_lanes() -> None:
+    """Contiguous runs would give the one in the middle others, though its share stays as it is."""
+    nobody = held(index_of(layout(), [""] * LANES), order_at(layout()), ("a", "b", "c"))
+    made = Schedule(Piece(step=0, generation=0, shares=(4, 2, 2)), nobody)
+    made.add(Piece(step=1, generation=1, shares=(2, 2, 4)))
+    made.add(Piece(step=2, generation=2, shares=(3.5, 2.5, 2)))
+    spans = islice(Steps(samples=800, global_batch=8, micro_batch=1).walk(0, Position()), 18)
+    dealt = [[[m.index for m in made.micro_batches(one, r)] for r in range(3)] for one in spans]
+    assert dealt[0] == [[0, 1, 2, 3], [4, 5], [6, 7]]
+    assert dealt[1] == [[0, 1], [4, 5], [2, 3, 6, 7]]
+    assert {tuple(map(tuple, step)) for step in dealt[2:]} == {
+        ((0, 1, 2, 3), (4, 5), (6, 7)),
+        ((0, 1, 2), (3, 4, 5), (6, 7)),
+    }
+
+
 def test_what_is_dealt_is_computed_once() -> None:
     found = held(index_of(layout(), ["b", "a", "a", "b"]), order_at(layout()), ("a", "b"))
     made = Schedule(Piece(step=0, generation=0, shares=(4, 4)), found)
@@ -394,7 +411,7 @@ def test_what_is_dealt_is_computed_once() -> None:
         for span in [next(spans) for _ in range(80)]:
             every = [m for rank in (0, 1) for m in made.micro_batches(span, rank)]
             assert sorted(m.index for m in every) == list(range(span.samples))
-    assert counted.call_count == 4  # two pieces, full and short steps
+    assert counted.call_count == 6  # two pieces: as a whole, and full and short steps
 
 
 def test_members_deal_by_what_each_says_of_its_own() -> None:
