@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from raycloud.clock import SystemClock
 from raycloud.errors import InternalError, RaycloudError
 from raycloud.rows import Rows
 
@@ -34,6 +35,7 @@ _MUCH = 8  # of a block that nobody has said will be read this part is asked for
 _GIVES_WAY, _GIVES_WAY_S = 4, 1.0  # answers with rows, and to each: a block that is read ahead
 _QUIET_S = 0.05  # without another question no more rows are asked for
 _SMALL_BYTES = 256 * 2**20  # so much is copied to a node that has nothing else to do
+_LOOK_S = 0.5  # between two looks whether a link is idle
 _COPIERS = 4  # blocks at a time: over a long link one alone waits more than it travels
 
 
@@ -132,14 +134,18 @@ class BlockSamples:
         """Numbers of the blocks that are open by now."""
         return frozenset(self._open.copy())
 
-    def copy_while(self, idle: Callable[[], bool], partitions: Ids) -> None:
-        """Copy blocks of other nodes to this one, in threads, until it is idle no more.
+    def copy_while(
+        self, idle: Callable[[], bool | None], partitions: Ids, *, gently: bool = False
+    ) -> None:
+        """Copy blocks of other nodes to this one, in threads, while it, or its link, is idle.
 
         Only of a small data set: there any block may be needed here soon, where shares change.
 
         Args:
-            idle: Asked before each block; what is on its way is not given up.
+            idle: Asked before each block: False: not now; None: never again. What is on its way is
+                not given up.
             partitions: Whose blocks come, in this order.
+            gently: One at a time, and half of the time none.
         """
         if self._rows_of is None or self.index.bytes > _SMALL_BYTES:
             return
@@ -150,20 +156,29 @@ class BlockSamples:
             if start < stop:
                 first, last = self._blocks_of(np.array([start, stop - 1])).tolist()
                 wanted.update(dict.fromkeys(range(first, last + 1)))
-        numbers = iter(wanted)
-        for _ in range(_COPIERS):
+        args = (idle, iter(wanted))
+        for _ in range(1 if gently else _COPIERS):
             threading.Thread(
-                target=self._copy, args=(idle, numbers), name="copy", daemon=True
+                target=self._copy, args=args, kwargs={"gently": gently}, name="copy", daemon=True
             ).start()
 
-    def _copy(self, idle: Callable[[], bool], numbers: Iterator[int]) -> None:
-        while idle():
+    def _copy(
+        self, idle: Callable[[], bool | None], numbers: Iterator[int], *, gently: bool
+    ) -> None:
+        clock, pause = SystemClock(), threading.Event()
+        while (now := idle()) is not None:
+            if not now:
+                pause.wait(_LOOK_S)
+                continue
             with self._lock:
-                number = next(numbers, None)
+                number = next((n for n in numbers if n not in self._open), None)
             if number is None:
                 return
+            began_s = clock.monotonic_s()
             with suppress(RaycloudError):  # who needs it meets it again, and says so
                 self._opened(number)
+            if gently:
+                pause.wait(clock.monotonic_s() - began_s)
 
     def _begin_reading(self, numbers: set[int]) -> None:
         with self._lock:

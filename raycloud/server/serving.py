@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,7 @@ _AGAIN_S = 0.1
 _NOWHERE = -1  # no generation goes on from there
 _CLOCK = SystemClock()
 _FRESH_S = 60.0  # one that was started again may be asked to bring what it had
+_PARTS = 16  # in which rows for other shards come, half of the time: who trains here goes on
 _FILLS_S = 600.0  # another server may say nothing while it copies
 _MOST_WAITING_BYTES = 2**31  # of words that wait for the rows
 _MOST_STRANGERS = 64  # that have not said the key
@@ -292,13 +293,7 @@ class Server:
     def _take_rows(self, places: list[Place], asked: dict[str, Any], when: When) -> None:
         try:
             told, found = {"step": 0, "by": -1}, dict[str, list[Values]]()
-            for place in places:
-                stream = connect(place, 0, silent_s=_FILLS_S)
-                try:
-                    tell(stream, asked)
-                    header, arrays = hear(stream, _MOST_ROWS_BYTES)
-                finally:
-                    stream.close()
+            for header, arrays in _snapshots(places, asked):
                 told = {name: max(int(header[name]), told[name]) for name in told}
                 for name, one in zip(header["names"], arrays, strict=True):
                     found.setdefault(name, []).append(one)
@@ -333,7 +328,8 @@ class Server:
             kept = self._kept
             if kept is None or [*kept[0]] != header["kept"]:
                 raise InternalError("rows were asked for that are not kept")
-            rows = own_rows(kept[2], int(header["number"]), int(header["count"]))
+            some = _part(kept[2], int(header["part"]))
+            rows = own_rows(some, int(header["number"]), int(header["count"]))
             return {**kept[1], "names": [*rows]}, [*rows.values()]
         if self._filling is not None:
             raise InternalError("rows were asked for that are still to come")
@@ -445,6 +441,32 @@ class Server:
             raise CheckpointError(f"{name} is damaged: {error}") from error
         for path, values in own_rows(arrays, self._number, self._count).items():
             found.setdefault(path, []).append(values)
+
+
+def _snapshots(
+    places: Sequence[Place], asked: Mapping[str, Any]
+) -> Iterator[tuple[dict[str, Any], list[Array]]]:
+    """What other servers answer. Of rows that are kept each part may take as long again."""
+    clock, pause = SystemClock(), THREADS.event()
+    for place in places:
+        stream = connect(place, 0, silent_s=_FILLS_S)
+        try:
+            for part in range(_PARTS if "kept" in asked else 1):
+                began_s = clock.monotonic_s()
+                tell(stream, {**asked, "part": part})
+                yield hear(stream, _MOST_ROWS_BYTES)
+                if "kept" in asked:
+                    pause.wait(clock.monotonic_s() - began_s)
+        finally:
+            stream.close()
+
+
+def _part(arrays: Mapping[str, Values], part: int) -> dict[str, Values]:
+    """A part of the rows: one after the other of `_PARTS` they are all."""
+    return {
+        path: values[len(values) * part // _PARTS : len(values) * (part + 1) // _PARTS]
+        for path, values in arrays.items()
+    }
 
 
 def own_rows(arrays: Mapping[str, Values], number: int, count: int) -> dict[str, Values]:

@@ -195,7 +195,9 @@ class DataSet:
         self._blocks = len(index.blocks)
         return layout, prepared
 
-    def copy_while(self, idle: Callable[[], bool], member: int) -> None:
+    def copy_while(
+        self, idle: Callable[[], bool | None], member: int, *, gently: bool = False
+    ) -> None:
         """See `BlockSamples.copy_while`: whole lanes, each member from another one on."""
         samples, order = self.data.train, self.order
         lanes = order.lanes_in(order.newest_from)
@@ -203,7 +205,8 @@ class DataSet:
             first = int(member * _GOLDEN % 1.0 * lanes)
             every = [*range(first, lanes), *range(first)]
             partitions = [order.lane_partitions(order.newest_from, lane) for lane in every]
-            cast("BlockSamples", samples).copy_while(idle, np.concatenate(partitions))
+            wanted = np.concatenate(partitions)
+            cast("BlockSamples", samples).copy_while(idle, wanted, gently=gently)
 
     def lane_bytes(self, nodes: tuple[str, ...], rank: int) -> tuple[float, ...]:
         """See the function of this name: of the data that there is at the start.

@@ -231,7 +231,7 @@ class Worker:
             what = "parameters that require a gradient, but no group of the optimizer has"
             self._notice(what, count=len(idle), parameters=idle[:_NAMED])
         if not joins:  # now it waits for the others
-            self._data_set.copy_while(lambda: self._idle, self._config.member)
+            self._data_set.copy_while(lambda: self._idle or None, self._config.member)
 
     def _described(self, fixed_s: float, micro_batch_s: float) -> MemberReady:
         """What this member sees and trains, how fast, and from what state."""
@@ -308,7 +308,9 @@ class Worker:
         if meeting.back is not None and (to := self._restoring.go_back(meeting.back)) is not None:
             self._transition.go_back(to)
         gradients, lane = met or self.meet(meeting, abandoned)
-        (_, before), self._met = self._met, (meeting.generation, (gradients, lane))
+        (last, before), self._met = self._met, (meeting.generation, (gradients, lane))
+        if last < 0:  # the first
+            self._data_set.copy_while(self._in_rounds, self._config.member, gently=True)
         if meeting.sync is not None:
             travel_by(self._replica, meeting.sync)
         self._replica.connect(gradients)
@@ -334,6 +336,11 @@ class Worker:
         done = MemberDone(member=self._config.member, step=loop.step, generation=meeting.generation)
         self._report(done)
         return None
+
+    def _in_rounds(self) -> bool | None:
+        """Whether links are idle most of the time; None: they never are again."""
+        rounds, (generation, _) = self._replica.rounds, self._met
+        return None if rounds is None or generation < 0 else rounds.choice.period > 1
 
     def close(self) -> None:
         """Nobody has it any more, and all members are done."""

