@@ -42,6 +42,7 @@ _NOWHERE = -1  # no generation goes on from there
 _CLOCK = SystemClock()
 _FRESH_S = 60.0  # one that was started again may be asked to bring what it had
 _PARTS = 16  # in which rows for other shards come, half of the time: who trains here goes on
+_FEW_WORDS, _ROUNDS = 8, 32  # that members wait for at its end; and so often there may be more
 _FILLS_S = 600.0  # another server may say nothing while it copies
 _MOST_WAITING_BYTES = 2**31  # of words that wait for the rows
 _MOST_STRANGERS = 64  # that have not said the key
@@ -302,17 +303,32 @@ class Server:
             for table in self.shard.tables.values():
                 made.open(table.spec)
             made.load(told["step"], rows, told["by"])  # nobody waits for it
-            with self._turn:
-                if self._filling is None or self._filling[0] != when:
+            made.enter(when[0], made.step)
+            for at in range(_ROUNDS):
+                if self._caught_up(made, when, last=at == _ROUNDS - 1):
                     return
-                (_, words), self._filling, self.shard = self._filling, None, made
-                self._filled = when
-                made.enter(when[0], made.step)
-                for what, word, given in words:
-                    self._acts[what](word, given)
-                self._turn.notify_all()
         except Exception:  # noqa: BLE001 - the last line before the thread's end
             self._give_up(when[0])
+
+    def _caught_up(self, made: Shard, when: When, *, last: bool) -> bool:
+        """Make the words that have come meanwhile; true: it is the shard now, or is not needed.
+
+        While there are many nobody waits for it: others may come. The `last` time all wait.
+        """
+        with self._turn:
+            if self._filling is None or self._filling[0] != when:
+                return True
+            words = self._filling[1]
+            if over := last or len(words) <= _FEW_WORDS:
+                self._filling, self.shard, self._filled = None, made, when
+                for word in words:
+                    _act(made, *word)
+                self._turn.notify_all()
+            else:
+                self._filling, self._waiting_bytes = (when, []), 0
+        for word in () if over else words:
+            _act(made, *word)
+        return over
 
     def _give_up(self, generation: int) -> None:
         """The rows do not come: who tells this server anything finds it gone, and meets anew."""
@@ -340,13 +356,7 @@ class Server:
     def _push(self, header: Mapping[str, Any], arrays: list[Array]) -> Reply:
         if self._waits("push", header, arrays):
             return {}, []
-        gradients = {}
-        for at, (name, codec) in enumerate(header["tables"]):
-            ids, codes = arrays[2 * at], arrays[2 * at + 1]
-            width = self.shard.tables[name].spec.width
-            gradients[name] = ids, decoded(codec, codes, len(ids), width)
-        step, generation, rank = (int(header[name]) for name in ("step", "generation", "rank"))
-        return {"answer": str(self.shard.push(step, generation, rank, gradients))}, []
+        return _act(self.shard, "push", header, arrays)
 
     def _waits(self, what: str, header: Mapping[str, Any], arrays: list[Array]) -> bool:
         """Whether a word is kept until the rows are here."""
@@ -365,10 +375,9 @@ class Server:
     def _decide(self, header: Mapping[str, Any], _: list[Array]) -> Reply:
         if self._waits("decide", header, []):
             return {}, []
-        step, generation = int(header["step"]), int(header["generation"])
-        answer = self.shard.decide(step, generation, float(header["scale"]))
+        found = _act(self.shard, "decide", header, [])
         self._turn.notify_all()
-        return {"answer": str(answer)}, []
+        return found
 
     def _read(self, header: Mapping[str, Any], arrays: list[Array]) -> Reply:
         [ids] = arrays
@@ -441,6 +450,19 @@ class Server:
             raise CheckpointError(f"{name} is damaged: {error}") from error
         for path, values in own_rows(arrays, self._number, self._count).items():
             found.setdefault(path, []).append(values)
+
+
+def _act(shard: Shard, what: str, header: Mapping[str, Any], arrays: list[Array]) -> Reply:
+    """Take in what a member says of a step: its gradients, or that it is decided."""
+    step, generation = int(header["step"]), int(header["generation"])
+    if what == "decide":
+        return {"answer": str(shard.decide(step, generation, float(header["scale"])))}, []
+    gradients = {}
+    for at, (name, codec) in enumerate(header["tables"]):
+        ids, codes = arrays[2 * at], arrays[2 * at + 1]
+        width = shard.tables[name].spec.width
+        gradients[name] = ids, decoded(codec, codes, len(ids), width)
+    return {"answer": str(shard.push(step, generation, int(header["rank"]), gradients))}, []
 
 
 def _snapshots(
