@@ -32,7 +32,7 @@ _OPEN_BLOCKS = 1024  # maps cost next to nothing, but the kernel counts them (65
 _PREFETCHED_BLOCKS = 256  # a block is not read ahead again while it is one of the last so many
 _PAGE_BYTES = 4096
 _MUCH = 8  # of a block that nobody has said will be read this part is asked for row by row
-_GIVES_WAY, _GIVES_WAY_S = 4, 1.0  # answers with rows, and to each: a block that is read ahead
+_GIVES_WAY, _GIVES_WAY_S = 2, 1.0  # answers with rows, and to each: a block that is read ahead
 _QUIET_S = 0.05  # without another question no more rows are asked for
 _SMALL_BYTES = 256 * 2**20  # so much is copied to a node that has nothing else to do
 _LOOK_S = 0.5  # between two looks whether a link is idle
@@ -167,9 +167,10 @@ class BlockSamples:
     ) -> None:
         clock, pause = SystemClock(), threading.Event()
         while (now := idle()) is not None:
-            if not now:
+            if not now or (gently and self._coming):  # what will be read comes first
                 pause.wait(_LOOK_S)
                 continue
+            self._give_way()
             with self._lock:
                 number = next((n for n in numbers if n not in self._open), None)
             if number is None:
@@ -222,8 +223,9 @@ class BlockSamples:
     def _far(self, numbers: Sequence[int], rows: Sequence[Ids]) -> dict[int, _Opened]:
         """By block, the rows asked for, of those that another node has and that are still coming.
 
-        Of one that nobody has said will be read, it is begun to come once an eighth of its rows is
-        asked for. Who has asked for half of them waits for all of it: no more travels twice.
+        One that nobody has said will be read is begun to come once an eighth of its rows is asked
+        for. Who has asked for as many rows as a block has waits for all of it: no more travels
+        twice.
         """
         if self._rows_of is None or all(number in self._open for number in numbers):
             return {}
@@ -239,7 +241,7 @@ class BlockSamples:
                 asked = self._coming.get(number, None if begun else self._few.get(number, 0))
                 if asked is None or block.key in wanted:  # it is here, or reading it has failed
                     continue
-                if 2 * (asked + len(local)) <= block.rows:
+                if asked + len(local) <= block.rows:
                     wanted[block.key] = number, block, local
             if not wanted:
                 return {}
