@@ -75,19 +75,30 @@ class _RoundSoFar:
         if micro_batches:
             self._paces_s.append(took_s / micro_batches)
 
+    def late_s(self, micro_batches: int) -> float:
+        """Seconds of computing from which on there is something to tell of the present share.
+
+        One slow share alone is a hiccup; two of three are none, and so many in a row count sooner.
+        """
+        if not (self.usual_s and micro_batches):
+            return math.inf
+        ahead_s = self.usual_s * (self._micro_batches + micro_batches) - self._took_s
+        slow = [pace_s >= _FAR * self.usual_s for pace_s in self._paces_s]
+        share_s = _FAR * self.usual_s * micro_batches  # where this one is slow, too
+        two_s = 0.0 if all(slow[-2:]) else share_s if any(slow[-2:]) else math.inf
+        row_s = share_s if all(slow) else math.inf
+        return min(max(two_s, _LONG_S + ahead_s), max(row_s, _SOON_S + ahead_s))
+
     def look(self, micro_batches: int, took_s: float) -> list[Straggling]:
         """What is to be told while the share of a step is computed."""
-        usual_s = self.usual_s
-        late_s = self._took_s + took_s - usual_s * (self._micro_batches + micro_batches)
-        *before_s, last_s = self._paces_s
-        now_s = took_s / micro_batches
-        _, pace_s, _ = sorted((before_s[-1], last_s, now_s))  # one alone is a hiccup
-        in_a_row = min(*self._paces_s, now_s) >= _FAR * usual_s
-        if not usual_s or late_s < (_SOON_S if in_a_row else _LONG_S) or pace_s < _FAR * usual_s:
+        if took_s < self.late_s(micro_batches):
             return []
+        *_, before_s, last_s = self._paces_s
+        _, pace_s, _ = sorted((before_s, last_s, took_s / micro_batches))
         pace_s = max(pace_s, last_s)  # of the share under way only a part has passed
         left = micro_batches * (self.left - 1)
-        return [Straggling(micro_batches, pace_s * micro_batches, pace_s * left, usual_s * left)]
+        usual_s = self.usual_s * left
+        return [Straggling(micro_batches, pace_s * micro_batches, pace_s * left, usual_s)]
 
 
 class StragglerWatch:
@@ -175,7 +186,7 @@ class StragglerWatch:
             return []
         at_s, cpu_s = self._clock.monotonic_s(), self._clock.cpu_s()
         if (so_far := self._round) is not None:
-            found = so_far.look(now.micro_batches, at_s - now.at_s) if now.micro_batches else []
+            found = so_far.look(now.micro_batches, at_s - now.at_s)
             self._told |= bool(found)
             return found
         self._looked = now, at_s, cpu_s
@@ -215,7 +226,9 @@ class StragglerWatch:
 
     def _late_s(self, now: _Span, usual: _Span) -> float:
         """Seconds of computing from which on a share takes far longer than usual."""
-        if not now.micro_batches or self._round is not None:
+        if (so_far := self._round) is not None:
+            return so_far.late_s(now.micro_batches)
+        if not now.micro_batches:
             return math.inf
         return max(_LONG_S, _FAR * usual.at_s * now.micro_batches / usual.micro_batches)
 

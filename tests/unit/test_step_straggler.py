@@ -233,6 +233,24 @@ def test_when_a_share_will_be_late_is_known(clock: Clock) -> None:
     assert pace.late_in_s() == math.inf
 
 
+def test_when_a_round_will_be_late_is_known(clock: Clock) -> None:
+    pace = StragglerWatch(clock)
+    assert not shares(clock, pace, range(8, 0, -1), 0.4)
+    assert not shares(clock, pace, range(8, 7, -1), 0.4)
+    pace.begin(4, 7)
+    assert pace.late_in_s() == math.inf  # however long it takes, it is one alone
+    clock.passes(1.4)
+    pace.end(done=True)  # a second late
+    pace.begin(4, 6)
+    assert pace.late_in_s() == pytest.approx(1.4)
+    clock.passes(1.4)
+    assert pace.look() != []
+    assert pace.late_in_s() == math.inf
+    pace.end(done=True)
+    pace.begin(0, 5)
+    assert pace.late_in_s() == math.inf
+
+
 def test_when_a_share_will_be_late_is_not_known_while_it_waits_for_others(clock: Clock) -> None:
     pace = usual(clock)
     pace.begin(4)
