@@ -212,12 +212,16 @@ class DataSet:
         """See the function of this name: of the data that there is at the start.
 
         Nothing where no rank can be preferred: ranks are on one node, or one's node is not known.
+        With fixed shares copies do not count: when they come is chance, and the deal is to be that
+        of another run.
         """
         samples = self.data.train
         index = block_index(samples)
         if index is None or len(set(nodes)) < 2 or not all(nodes):  # noqa: PLR2004 (a choice)
             return ()
-        return lane_bytes(index, self.order, nodes[rank], cast("BlockSamples", samples).opened)
+        fits = self._job.elastic.shares == "auto"
+        opened = cast("BlockSamples", samples).opened if fits else ()
+        return lane_bytes(index, self.order, nodes[rank], opened)
 
 
 def block_index(samples: Samples) -> Index | None:

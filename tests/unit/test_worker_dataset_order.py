@@ -321,13 +321,14 @@ def test_on_one_node_or_unknown_ones_nobody_is_preferred(nodes: tuple[str, ...])
     assert data_set(["b", "a", "a", "b"]).lane_bytes(nodes, 0) == ()
 
 
-def data_set(nodes_of_lane: Sequence[Sequence[str]]) -> DataSet:
+def data_set(nodes_of_lane: Sequence[Sequence[str]], shares: str = "auto") -> DataSet:
     """Over blocks that come from elsewhere."""
     index = index_of(layout(), nodes_of_lane)
     table = pa.table({"x": range(ROWS)})
     train = BlockSamples(index, lambda _: table, lambda _: {})
     made = DataSet.__new__(DataSet)
     made.data, made.order = Provided(train=train, held_out=None), order_at(layout())
+    made._job = job(elastic={"shares": shares})
     return made
 
 
@@ -338,6 +339,9 @@ def test_what_a_member_has_copied_counts_as_well() -> None:
     one.data.train.gather(order.lane_partitions(0, 2)[:1] * ROWS)  # a row of its first block
     assert one.lane_bytes(("a", "b"), 0) == (0, 2000, 1000, 0)
     assert one.lane_bytes(("a", "b"), 1) == (2000, 0, 1000, 0)
+    fixed = data_set(["b", "a", "c", "c"], "equal")  # a resumed run deals like the first
+    fixed.data.train.gather(order.lane_partitions(0, 2)[:1] * ROWS)
+    assert fixed.lane_bytes(("a", "b"), 0) == (0, 2000, 0, 0)
 
 
 @pytest.mark.parametrize(("member", "first"), [(0, 0), (1, 2)])
