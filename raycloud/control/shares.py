@@ -113,7 +113,8 @@ class Resharing:
             estimate = self._estimates[report.member]
             self.changed |= estimate.observe(report.micro_batches, steps, report.compute_s)
             self._note(report.member, estimate)
-            self._round_s = report.wall_s if report.period > 1 else 0.0
+            rounds = max(1.0, steps / report.period)
+            self._round_s = report.wall_s / rounds if report.period > 1 else 0.0
             self._long = steps >= _LONG_STEPS and report.compute_s >= _LONG_S
             if report.member == self._tried:
                 known_s = estimate.speed.seconds(report.micro_batches / steps)

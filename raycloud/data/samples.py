@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from raycloud.clock import SystemClock
-from raycloud.errors import InternalError, RaycloudError
+from raycloud.errors import InternalError
 from raycloud.rows import Rows
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ _QUIET_S = 0.05  # without another question no more rows are asked for
 _SMALL_BYTES = 256 * 2**20  # so much is copied to a node that has nothing else to do
 _LOOK_S = 0.5  # between two looks whether a link is idle
 _COPIERS = 4  # blocks at a time: over a long link one alone waits more than it travels
+_COPIED_BYTES = 4 * 2**20  # of them together: what is on its way is not given up
 
 
 class BlockSamples:
@@ -157,7 +158,8 @@ class BlockSamples:
                 first, last = self._blocks_of(np.array([start, stop - 1])).tolist()
                 wanted.update(dict.fromkeys(range(first, last + 1)))
         args = (idle, iter(wanted))
-        for _ in range(1 if gently else _COPIERS):
+        largest = max((block.bytes for block in self.index.blocks), default=0)
+        for _ in range(1 if gently else max(1, min(_COPIERS, _COPIED_BYTES // max(1, largest)))):
             threading.Thread(
                 target=self._copy, args=args, kwargs={"gently": gently}, name="copy", daemon=True
             ).start()
@@ -176,7 +178,7 @@ class BlockSamples:
             if number is None:
                 return
             began_s = clock.monotonic_s()
-            with suppress(RaycloudError):  # who needs it meets it again, and says so
+            with suppress(Exception):  # who needs it meets it again, and says so
                 self._opened(number)
             if gently:
                 pause.wait(clock.monotonic_s() - began_s)

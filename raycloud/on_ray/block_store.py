@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _MEMORY_SHARE = 0.5  # of the object store; readers and collators use the rest
 _THREADS = 8
+_TRIES = 2  # a copy may have been removed for that of another thread
 _FETCH_S = 120.0  # a block of some MB, over a thin link
 
 Notice = Callable[..., None]  # called with what happened and, by keyword, its details
@@ -334,8 +335,11 @@ class BlockFetcher:
             self._notice("a cached block is missing or damaged", block=block.key, node=self._node)
         first = [node for node in block.nodes if node in self._handles]
         for node in [*first, *(n for n in self._handles if n not in first)]:
-            if node != self._node and self._fetched(block.key, node):
-                return self._cache.open_whole(block.key)
+            for _ in range(_TRIES if node != self._node else 0):
+                if not self._fetched(block.key, node):
+                    break
+                if (found := self._cache.open_whole(block.key)) is not None:
+                    return found
         return None
 
     def rows(self, wanted: Wanted) -> dict[str, pa.Table]:
@@ -362,7 +366,9 @@ class BlockFetcher:
             return False
         try:
             content = ray.get(call, timeout=_FETCH_S)
-        except (RayError, GetTimeoutError) as error:
+        except GetTimeoutError:
+            return False  # others' blocks may have been before it on a thin link
+        except RayError as error:
             self._handles.pop(node, None)
             self._notice("a node's blocks are out of reach", node=node, why=first_line(error))
             return False

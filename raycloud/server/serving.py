@@ -295,6 +295,8 @@ class Server:
         try:
             told, found = {"step": 0, "by": -1}, dict[str, list[Values]]()
             for header, arrays in _snapshots(places, asked):
+                if self._fills() != when:
+                    return  # another generation has begun to, from another copy
                 told = {name: max(int(header[name]), told[name]) for name in told}
                 for name, one in zip(header["names"], arrays, strict=True):
                     found.setdefault(name, []).append(one)
@@ -308,7 +310,8 @@ class Server:
                 if self._caught_up(made, when, last=at == _ROUNDS - 1):
                     return
         except Exception:  # noqa: BLE001 - the last line before the thread's end
-            self._give_up(when[0])
+            with self._turn:
+                self._give_up(when)
 
     def _caught_up(self, made: Shard, when: When, *, last: bool) -> bool:
         """Make the words that have come meanwhile; true: it is the shard now, or is not needed.
@@ -330,13 +333,19 @@ class Server:
             _act(made, *word)
         return over
 
-    def _give_up(self, generation: int) -> None:
-        """The rows do not come: who tells this server anything finds it gone, and meets anew."""
-        with self._turn:
-            if self.shard.generation <= generation:
-                self._filling, self.shard.step = None, _NOWHERE
-                for stream in self._streams:
-                    stream.hang_up()
+    def _fills(self) -> When | None:
+        """For when rows are asked for, or were last; None: never."""
+        return self._filled if self._filling is None else self._filling[0]
+
+    def _give_up(self, when: When) -> None:
+        """The rows do not come: who tells this server anything finds it gone, and meets anew.
+
+        But where rows of a later generation are asked for by now.
+        """
+        if self._fills() == when and self.shard.generation <= when[0]:
+            self._filling, self.shard.step = None, _NOWHERE
+            for stream in self._streams:
+                stream.hang_up()
 
     def _snapshot(self, header: Mapping[str, Any], _: list[Array]) -> Reply:
         """All rows, for another server of this shard; or of those `kept` the ones of another."""
@@ -365,7 +374,7 @@ class Server:
         self._filling[1].append((what, header, arrays))
         self._waiting_bytes += sum(one.nbytes for one in arrays)
         if self._waiting_bytes > _MOST_WAITING_BYTES:
-            self._give_up(self._filling[0][0])
+            self._give_up(self._filling[0])
         return True
 
     def _square(self, header: Mapping[str, Any], _: list[Array]) -> Reply:

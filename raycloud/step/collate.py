@@ -180,6 +180,8 @@ class Making:
         copies: Brings them to the device ahead of their step; None: it is the CPU.
         skips: A micro-batch that cannot be made does not keep its step from the others.
         apart: The last micro-batches of what is asked for at once that share no pass with others.
+        batch: Samples of a whole step: a shorter one, the last of an epoch, has other parts, and
+            gives no hints. 0: there are no shorter ones.
     """
 
     threads: int = 1
@@ -187,6 +189,7 @@ class Making:
     copies: Copies | None = None
     skips: bool = False
     apart: int = 0
+    batch: int = 0
 
 
 class View:

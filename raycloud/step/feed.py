@@ -66,6 +66,10 @@ class Schedule:
         self._adopted = adopted or {}
         self._dealt: dict[tuple[int, tuple[int, ...], int], Assignment] = {}
 
+    def at(self, step: int) -> Piece:
+        """The piece that `step` belongs to."""
+        return self._pieces[self._number_at(step)]
+
     def _number_at(self, step: int) -> int:
         """Which of the pieces `step` belongs to."""
         for number, piece in reversed([*enumerate(self._pieces)]):
@@ -218,7 +222,6 @@ class Feed:
         self._asked: queue.SimpleQueue[Future[StepWork] | None] = queue.SimpleQueue()
         self._turn = threading.Lock()
         self._over = threading.Event()
-        self._full = 0  # samples of a step
         self._away: dict[int, Made] = {}  # by identity: made elsewhere, and not yet back
         self._counted = threading.Lock()  # of `_away`
         making = collate.making
@@ -283,7 +286,6 @@ class Feed:
         span = next(self._spans, None)
         if span is None:
             raise InternalError("a step was asked for after the last one")
-        self._full = span.samples if span.start == 0 else max(self._full, span.samples)
         mine, fuse, made = self._choose(span), self._fuse(), None
         if (elsewhere := self._collate.making.elsewhere) is not None:
             made = elsewhere.submit(mine, fuse)
@@ -299,7 +301,7 @@ class Feed:
         failed: Failures = ()
         try:
             if made is None:
-                if span.samples == self._full:  # the last of an epoch has other parts
+                if span.samples == (making.batch or span.samples):
                     collate.want(mine, _HINT_STEPS, span.samples)
                 passes = collate.passes(mine, fuse)
             else:

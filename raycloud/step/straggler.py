@@ -61,7 +61,8 @@ class _RoundSoFar:
     def __init__(self, usual_s: float) -> None:
         self.usual_s, self.left = usual_s, 0
         self._micro_batches, self._took_s = 0, 0.0
-        self._paces_s = deque([0.0] * 3, maxlen=_IN_A_ROW - 1)  # of a micro-batch, in last shares
+        # Seconds of a micro-batch in the last shares. Replaced whole: others look meanwhile.
+        self._paces_s = (0.0,) * (_IN_A_ROW - 1)
 
     @property
     def micro_batch_s(self) -> float:
@@ -73,7 +74,7 @@ class _RoundSoFar:
         self._micro_batches += micro_batches
         self._took_s += took_s
         if micro_batches:
-            self._paces_s.append(took_s / micro_batches)
+            self._paces_s = (*self._paces_s[1:], took_s / micro_batches)
 
     def late_s(self, micro_batches: int) -> float:
         """Seconds of computing from which on there is something to tell of the present share.

@@ -309,8 +309,6 @@ class Worker:
             self._transition.go_back(to)
         gradients, lane = met or self.meet(meeting, abandoned)
         (last, before), self._met = self._met, (meeting.generation, (gradients, lane))
-        if last < 0:  # the first
-            self._data_set.copy_while(self._in_rounds, self._config.member, gently=True)
         if meeting.sync is not None:
             travel_by(self._replica, meeting.sync)
         self._replica.connect(gradients)
@@ -328,6 +326,8 @@ class Worker:
                 clock=self._clock,
             )
             loop = self._transition.enter(meeting, lane, abandoned, probe)
+            if last < 0:  # the first, whose links are measured by now
+                self._data_set.copy_while(self._in_rounds, self._config.member, gently=True)
             old.close()  # by now all others that go on have heard the last words there
             loop.run()
         if loop.next is not None:
@@ -344,6 +344,7 @@ class Worker:
 
     def close(self) -> None:
         """Nobody has it any more, and all members are done."""
+        self._idle = False
         (_, last), self._met = self._met, (-1, ())
         self._host.leave(last)
         for part in self._replica.served:
@@ -400,6 +401,7 @@ class Worker:
                 copies=Copies(self._device) if cuda else None,
                 skips=job.errors.on_error == "skip",
                 apart=job.elastic.backup_micro_batches,
+                batch=job.global_batch,
             ),
             clock=self._clock,
         )

@@ -85,10 +85,9 @@ def feed(
     task: NetTask | None = None,
     samples: Any = range(40),
     making: Making | None = None,
-    batch: int = 8,
 ) -> Feed:
     order = Order(samples=40, seed=0, shuffle=False)
-    cut = replace(STEPS, global_batch=batch)
+    cut = replace(STEPS, global_batch=(making and making.batch) or 8)
     return Feed(
         Collate(task or Identity(), samples, order, pinned=False, making=making),
         choose,
@@ -264,7 +263,9 @@ def test_hints_are_given_once_a_step_and_well_ahead(feeds: list[Feed]) -> None:
 def test_the_short_last_step_of_an_epoch_gives_no_hint(feeds: list[Feed]) -> None:
     """Three steps of 12, and one of 4: who computes that reads other parts in whole steps."""
     samples = Hinted()
-    made = feed(samples=samples, choose=lambda span: span.micro_batches[:1], batch=12)
+    made = feed(
+        samples=samples, choose=lambda span: span.micro_batches[:1], making=Making(batch=12)
+    )
     feeds.append(made)
     for _ in range(8):
         made.take()
