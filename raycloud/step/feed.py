@@ -72,8 +72,9 @@ class Schedule:
 
     def _number_at(self, step: int) -> int:
         """Which of the pieces `step` belongs to."""
-        for number, piece in reversed([*enumerate(self._pieces)]):
-            if piece.step <= step:
+        pieces = self._pieces
+        for number in reversed(range(len(pieces))):
+            if pieces[number].step <= step:
                 return number
         raise InternalError(f"step {step} lies before the schedule {self._pieces}")
 
@@ -102,7 +103,8 @@ class Schedule:
         found = list(self._held_in)
         while self._held and len(found) <= number:
             before = found[-1] if found else self._held
-            found.append(_with_own(before, self._pieces[len(found)].shares))
+            after = _with_own(before, self._pieces[len(found)].shares)
+            found.append(before if after == before else after)  # mostly: ranks have had them all
             self._held_in = tuple(found)
         return found[number] if self._held else ()
 

@@ -217,7 +217,7 @@ class DataSet:
         """
         samples = self.data.train
         index = block_index(samples)
-        if index is None or len(set(nodes)) < 2 or not all(nodes):  # noqa: PLR2004 (a choice)
+        if index is None or len(set(nodes)) <= 1 or not all(nodes):
             return ()
         fits = self._job.elastic.shares == "auto"
         opened = cast("BlockSamples", samples).opened if fits else ()

@@ -217,6 +217,20 @@ def test_what_is_not_urgent_is_decided_late_in_a_round():
     assert resharing.look(group=(0, 1), shares=(6, 2), step=16, now_s=101.0) is not None
 
 
+def test_a_round_is_as_long_as_one_of_those_in_a_report():
+    settings = control(reshare_every_s=1.0, reshare_steps=1)._state.settings
+    readies = ready(0, micro_batch_s=0.1), ready(1, micro_batch_s=0.22)
+    resharing = fitted(settings, *readies)
+    for one, share in zip(readies, (6, 2), strict=True):
+        found = report(training(), one.member, 0, 32, compute_s=32 * share * one.micro_batch_s)
+        resharing.observe(replace(found, micro_batches=32 * share, period=16, wall_s=20.0))
+    looks = [
+        resharing.look(group=(0, 1), shares=(6, 2), step=32, now_s=100.0 + at)
+        for at in (0.0, 5.9, 6.1)
+    ]
+    assert looks == [None, None, (5.5, 2.5)]
+
+
 def test_the_others_keep_their_parts_where_one_needs_less_than_a_micro_batch():
     settings = control(reshare_every_s=1.0, reshare_steps=1)._state.settings
     speeds = (0.1, 0.1, 0.5)

@@ -406,6 +406,15 @@ def test_with_other_shares_ranks_keep_their_lanes() -> None:
     }
 
 
+def test_changes_of_shares_that_come_again_take_no_more_memory() -> None:
+    nobody = held(index_of(layout(), [""] * LANES), order_at(layout()), ("a", "b"))
+    made = Schedule(Piece(step=0, generation=0, shares=(4, 4)), nobody)
+    for step in range(1, 200):
+        made.add(Piece(step=step, generation=step, shares=(6, 2) if step % 2 else (4, 4)))
+    made.micro_batches(Steps(samples=8, global_batch=8, micro_batch=1).span(199, Position()), 0)
+    assert len({id(one) for one in made._held_in}) <= 3
+
+
 def test_what_is_dealt_is_computed_once() -> None:
     found = held(index_of(layout(), ["b", "a", "a", "b"]), order_at(layout()), ("a", "b"))
     made = Schedule(Piece(step=0, generation=0, shares=(4, 4)), found)
