@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from tests.shared_ray import SharedRay, ended_below, shut_down
 
 CPUS = 2  # of a shared Ray, where a module says nothing of its own
 MANY = 99  # more than any has
+MOST_LINES, MOST_CHARS = 80, 400  # of a log that is shown with a failure
 
 # Those that take longest, which come first: no process is to have much to do when the other ends.
 LONG = (
@@ -44,6 +46,19 @@ LONG = (
     "test_pipeline",
     "test_try",
 )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Where a test failed, tell its runs' logs, but for steps: it may fail once in weeks."""
+    report = yield
+    folder = getattr(item, "funcargs", {}).get("tmp_path")
+    if report.when == "call" and report.failed and folder is not None:
+        for log in sorted(folder.rglob("events.jsonl")):
+            lines = log.read_text(errors="replace").splitlines()
+            told = [line[:MOST_CHARS] for line in lines if '"event":"StepsCommitted"' not in line]
+            report.sections.append((f"what {log} tells", "\n".join(told[-MOST_LINES:])))
+    return report
 
 
 @pytest.hookimpl(trylast=True)  # by then only those are left that are going to be run
