@@ -115,7 +115,7 @@ class Fleet(Samples, Following, Restoring, Troubles):
                 probed_s = self.speed(m) if self.scene.seed % 3 else 0.1  # a probe may mislead
                 word = ready(m, samples=self.scene.samples, micro_batch_s=probed_s)
                 waits = self.scene.seed % 5 == 0 and 0 < i == len(members) - 1 and not joins
-                self.say(m, word, after_s=20.0 if waits else 1.0)  # others may begin without it
+                self.say(m, word, after_s=15.0 if waits else 1.0)  # others may begin without it
 
     def speed(self, member):
         turned = self.now_s > 6 and self.scene.seed % 2  # in odd worlds speeds change on the way
