@@ -9,7 +9,8 @@ as one batch of models, on a GPU where there is one. Each member takes its quart
 batch, and they exchange what a run of so many members would: at a period of 1 their gradients, else
 once a round how far each has come. With a codec that goes as the direct exchange has it: each
 member encodes what it sends, the owner of a chunk sums in fp32 and encodes the sum once, and what
-either encoding lost is kept and added next time (error feedback).
+either encoding lost is kept and added next time (error feedback). `int4-two-zones` is a tree of two
+zones with two members each: these add up as it is, and sums of zones are encoded, once.
 
 No time is measured here; a busy machine changes nothing.
 """
@@ -42,12 +43,17 @@ from raycloud.data.images import decode
 from raycloud.step.rounds import OUTER_MOMENTUM, outer_rate
 from raycloud.sync.codecs import CODECS, Codec, Int4, Int8, TopK
 
-MEMBERS = 4
+MEMBERS, ZONES = 4, 2
 MEASURED = 4  # times, evenly, the last one at the end
 HELD_OUT = 512  # samples of text
 LOWEST = 0.1  # of the peak of AdamW's rate, at the end
 BLOCK = 256  # a whole number of every codec's blocks
-ALL: dict[str, Codec] = {**CODECS, **{f"topk{ratio}": TopK(ratio) for ratio in (2, 4, 8, 16, 32)}}
+TWO_ZONES = "int4-two-zones"
+ALL: dict[str, Codec] = {
+    **CODECS,
+    TWO_ZONES: CODECS["int4"].once,
+    **{f"topk{ratio}": TopK(ratio) for ratio in (2, 4, 8, 16, 32)},
+}
 RESULTS = Path(__file__).parent / "results" / "sync_grid.json"
 
 Batches = Callable[[int], tuple[Tensor, ...]]
@@ -340,23 +346,28 @@ class Exchange:
         consensus = mean.square().sum(-1) / rows.square().sum(-1).mean(-1).clamp_min(1e-30)
         cosines = torch.ones(len(which))
         if self._codec.name != "none":
-            own = self._residuals[which] + rows / MEMBERS
-            sent = round_trip(self._codec, own)
-            for owner in range(MEMBERS):
-                self._part(sent, owner).copy_(self._part(own, owner))
-            cosines = nn.functional.cosine_similarity(sent, rows, dim=-1).mean(1)
-            own -= sent
-            total = sent.sum(1)
-            mean = round_trip(self._codec, total)
-            lost = (total - mean).view(len(which), MEMBERS, -1)
-            for owner in range(MEMBERS):
-                self._part(own, owner).add_(lost[:, owner])
-            self._residuals[which] = own
+            mean, cosines = self._encoded(rows, which)
         for at, one, other in zip(
             which.tolist(), cosines.tolist(), consensus.tolist(), strict=True
         ):
             self.signals[at].see(one, other)
         return mean
+
+    def _encoded(self, rows: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean, and how near what is sent is to a member's own; of each point."""
+        own = self._residuals[which] + rows / MEMBERS
+        sent = round_trip(self._codec, own)
+        for owner in range(MEMBERS):
+            self._part(sent, owner).copy_(self._part(own, owner))
+        cosines = nn.functional.cosine_similarity(sent, rows, dim=-1).mean(1)
+        own -= sent
+        total = sent.sum(1)
+        mean = round_trip(self._codec, total)
+        lost = (total - mean).view(len(which), MEMBERS, -1)
+        for owner in range(MEMBERS):
+            self._part(own, owner).add_(lost[:, owner])
+        self._residuals[which] = own
+        return mean, cosines
 
     @staticmethod
     def _part(rows: Tensor, owner: int) -> Tensor:
@@ -366,6 +377,20 @@ class Exchange:
     def residual_norm(self, point: int) -> float:
         """Of the sum of what its members keep back."""
         return float(self._residuals[point].sum(0).norm())
+
+
+class ZonesExchange(Exchange):
+    """The same of two zones, whose sums are told as codes; the residuals are the zones'."""
+
+    def __init__(self, codec: Codec, shape: tuple[int, int, int], device: torch.device) -> None:
+        super().__init__(codec, (shape[0], ZONES, shape[2]), device)
+
+    def _encoded(self, rows: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+        sums = rows.unflatten(1, (ZONES, -1)).sum(2) / MEMBERS
+        own = self._residuals[which] + sums
+        sent = round_trip(self._codec, own)
+        self._residuals[which] = own - sent
+        return sent.sum(1), nn.functional.cosine_similarity(sent, sums, dim=-1).mean(1)
 
 
 class Side:
@@ -410,8 +435,9 @@ class Side:
         self._decays = setting.decay * torch.cat([*decays, torch.zeros(padding)]).to(device)
         codec, shape = ALL[points[0].codec], (len(points), MEMBERS, start.shape[1])
         stepwise = CODECS["int4"] if isinstance(codec, TopK) else codec
-        self._gradients = Exchange(stepwise, shape, device)
-        self._progress = Exchange(codec, shape, device)
+        kind = ZonesExchange if points[0].codec == TWO_ZONES else Exchange
+        self._gradients = kind(stepwise, shape, device)
+        self._progress = kind(codec, shape, device)
         self._anchors, self._momenta = start.clone(), torch.zeros_like(start)
         self._warm = [round(point.warm * setting.updates) for point in points]
 

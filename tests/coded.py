@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from raycloud.net.exchange import parts_of
-from raycloud.net.tree import pieces_of
+from raycloud.net.zones import pieces_of
 from raycloud.sync.codecs import CODECS, TopK
 
 if TYPE_CHECKING:
     from raycloud.net.transport import Coding
-    from raycloud.net.tree import Zones
+    from raycloud.net.zones import Zones
     from raycloud.sync.codecs import Codec
 
 EVERY: dict[str, Codec] = {**CODECS, "topk": TopK(32)}
@@ -20,6 +20,8 @@ EVERY: dict[str, Codec] = {**CODECS, "topk": TopK(32)}
 
 def simulated(rows: list[torch.Tensor], codec: Coding) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """The algorithm in one process, in plain words: the sum, and each member's residual."""
+    if len(rows) == 2:
+        return _simulated_mutually(rows, codec.once)
     residuals, total = [row.clone() for row in rows], torch.zeros_like(rows[0])
     cut = [parts_of(residual, len(rows)) for residual in residuals]
     for owner, into in enumerate(parts_of(total, len(rows))):
@@ -46,6 +48,8 @@ def simulated_by_zones(
     rows: list[torch.Tensor], codec: Coding, zones: Zones
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """The same by zones: members add as it is inside them, and owners encode between them."""
+    if len(zones.groups) == 2:
+        return _simulated_mutually_by_zones(rows, codec.once, zones)
     residuals, total = [row.clone() for row in rows], torch.zeros_like(rows[0])
     for piece in sorted({piece for own in pieces_of(len(total), zones) for piece in own}):
         into, whole = piece.of(total), torch.zeros_like(piece.of(total))
@@ -66,4 +70,34 @@ def simulated_by_zones(
         codec.add(codes, into)
         codec.subtract(codes, whole)
         piece.of(residuals[piece.collector]).copy_(whole)
+    return total, residuals
+
+
+def _simulated_mutually(
+    rows: list[torch.Tensor], codec: Coding
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Of two: each encodes all it has, and the sum is that of both codes."""
+    residuals, total = [row.clone() for row in rows], torch.zeros_like(rows[0])
+    codes = torch.empty(codec.bound(len(total)), dtype=torch.uint8)
+    for row in residuals:
+        codec.encode(row, codes)
+        codec.add(codes, total)
+        codec.subtract(codes, row)
+    return total, residuals
+
+
+def _simulated_mutually_by_zones(
+    rows: list[torch.Tensor], codec: Coding, zones: Zones
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Of two zones: each owner encodes its zone's sum, and the sum is that of both codes."""
+    residuals, total = [torch.zeros_like(row) for row in rows], torch.zeros_like(rows[0])
+    for piece in sorted({piece for own in pieces_of(len(total), zones) for piece in own}):
+        codes = torch.empty(codec.bound(piece.stop - piece.start), dtype=torch.uint8)
+        for group, owner in zip(zones.groups, piece.owners, strict=True):
+            left = piece.of(residuals[owner])
+            for rank in group:
+                left += piece.of(rows[rank])
+            codec.encode(left, codes)
+            codec.add(codes, piece.of(total))
+            codec.subtract(codes, left)
     return total, residuals

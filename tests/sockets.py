@@ -17,7 +17,8 @@ from raycloud.errors import TransportError
 from raycloud.net.direct import DirectTransport, meet
 from raycloud.net.gloo import GlooDevice, GlooTransport
 from raycloud.net.transport import Transport
-from raycloud.net.tree import TreeTransport, Zones
+from raycloud.net.tree import TreeTransport
+from raycloud.net.zones import Zones
 
 _CLOSES_S = 10.0
 

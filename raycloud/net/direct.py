@@ -31,8 +31,8 @@ from raycloud.net.exchange import (
     Operation,
     Phase,
     Plain,
-    Reduction,
     octets_of,
+    reduction,
     reduction_bytes,
 )
 from raycloud.net.stream import SOCKETS, Arrivals, Place, Sockets, connect
@@ -147,7 +147,7 @@ class DirectTransport:
         flat = tensor.view(-1)
         if flat.nbytes <= WHOLE_BYTES:
             return self._begin(Gather(flat))
-        return self._begin(Reduction(flat, flat, Plain(flat.dtype)))
+        return self._begin(reduction(flat, flat, Plain(flat.dtype), self.size))
 
     def all_reduce_bytes(self, size: int) -> int:
         """See `transport.Transport.all_reduce_bytes`."""
@@ -156,8 +156,8 @@ class DirectTransport:
         return ring_bytes(size, self.size)
 
     def reduce(self, values: torch.Tensor, total: torch.Tensor, coding: Coding) -> DirectWork:
-        """Sum over members, encoded; see `exchange.Reduction`."""
-        return self._begin(Reduction(values, total, coding))
+        """Sum over members, encoded; see `exchange.reduction`."""
+        return self._begin(reduction(values, total, coding, self.size))
 
     def reduce_bytes(self, count: int, coding: Coding) -> int:
         """See `transport.CodedTransport.reduce_bytes`."""

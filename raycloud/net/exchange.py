@@ -3,7 +3,8 @@
 Messages are cut into as many parts as there are members. All send each part to its owner, which
 sums in the order of ranks and sends the sum to all: the bytes of a ring, in two latencies in place
 of 2 (N - 1). What is small goes whole to all, in one latency. With a codec parts travel encoded,
-and the owner encodes its sum once, so that all decode the same.
+and the owner encodes its sum once, so that all decode the same. Of two members each sends the other
+all it has, which is no more bytes, takes one latency, and encodes once.
 
 Here is the protocol alone, without sockets and threads: `net.direct` has those. Operations are
 numbered, and all members start the same ones in the same order. A frame may come before its
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from raycloud.errors import TransportError
+from raycloud.spec.sizes import MUTUAL
 
 if TYPE_CHECKING:
     from raycloud.net.transport import Coding
@@ -84,6 +86,7 @@ class Plain:
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype, self.name = dtype, f"{PLAIN}{str(dtype).removeprefix('torch.')}"
+        self.once = self
 
     def bound(self, count: int) -> int:
         """See `Coding.bound`."""
@@ -245,6 +248,50 @@ class Reduction(Operation):
         for peer in range(exchange.size):
             if peer != exchange.rank:
                 exchange.send(self, peer, Phase.SUM, codes)
+
+
+class MutualReduction(Operation):
+    """A sum over two members: each sends all it has, and adds both codes in the order of ranks.
+
+    Args:
+        values: As of `Reduction`; with a codec the residual of this member's is left there.
+        total: Likewise.
+        coding: How they travel; of it `Coding.once`.
+    """
+
+    def __init__(self, values: torch.Tensor, total: torch.Tensor, coding: Coding) -> None:
+        super().__init__()
+        self._values, self._total, self._coding = values, total, coding.once
+
+    def start(self, exchange: DirectExchange) -> None:
+        """See `Operation.start`."""
+        peer = 1 - exchange.rank
+        self._codes = exchange.lend(self, self._coding.bound(self._values.numel()))
+        self._coding.encode(self._values, self._codes)
+        if not isinstance(self._coding, Plain):
+            self._coding.subtract(self._codes, self._values)
+        exchange.send(self, peer, Phase.PART, self._codes)
+        self.waits_for[peer, Phase.PART] = self._codes.numel()
+
+    def receive(
+        self,
+        exchange: DirectExchange,
+        rank: int,
+        phase: Phase,  # noqa: ARG002 - all are of one
+        payload: torch.Tensor,
+    ) -> None:
+        """See `Operation.receive`."""
+        self._total.zero_()
+        for codes in (self._codes, payload) if rank else (payload, self._codes):
+            self._coding.add(codes, self._total)
+        exchange.pool.give(payload)
+
+
+def reduction(
+    values: torch.Tensor, total: torch.Tensor, coding: Coding, size: int
+) -> Reduction | MutualReduction:
+    """A sum over so many members."""
+    return (MutualReduction if size == MUTUAL else Reduction)(values, total, coding)
 
 
 class Gather(Operation):
@@ -435,7 +482,9 @@ def octets_of(payload: torch.Tensor) -> memoryview:
 
 
 def reduction_bytes(count: int, rank: int, size: int, coding: Coding) -> int:
-    """Bytes of payload that a member sends in a `Reduction` of so many values."""
+    """Bytes of payload that a member sends in a `reduction` of so many values."""
+    if size == MUTUAL:
+        return coding.once.bound(count)
     each = -(-count // (size * ALIGNED)) * ALIGNED
     codes = [coding.bound(max(0, min(each, count - r * each))) for r in range(size)]
     return sum(codes) - codes[rank] + (size - 1) * codes[rank]

@@ -73,6 +73,11 @@ class Coding(Protocol):
         """By which others know it."""
         ...
 
+    @property
+    def once(self) -> Coding:
+        """What encodes in its place where a sum of two is not encoded again; it may lose more."""
+        ...
+
     def bound(self, count: int) -> int:
         """Bytes of the code of `count` values."""
         ...

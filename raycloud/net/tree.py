@@ -7,6 +7,8 @@ of all zones in codes, adds them in the order of zones, encodes the sum once, an
 the others. Each owner passes the codes of its part on inside its zone. So what a link between zones
 carries each way does not grow with the members that a zone has: 2 (Z - 1) / Z codes of the message
 for each of Z zones, whatever the order of ranks; and it is crossed twice, one after the other.
+Of two zones the owners tell each other their zones' sums, and add both codes: as many bytes, which
+cross the link once, and are encoded once.
 
 What encoding loses is kept by who encodes, the owners; nothing is lost inside a zone. If each
 member is a zone of its own, all of this is direct exchange, bit for bit.
@@ -14,18 +16,14 @@ member is a zone of its own, all of this is direct exchange, bit for bit.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from itertools import chain, pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import chain
+from typing import TYPE_CHECKING
 
 import torch
 
 from raycloud.net.direct import DirectTransport, DirectWork
 from raycloud.net.exchange import (
-    ALIGNED,
     HEADER,
     WHOLE_BYTES,
     Gather,
@@ -33,6 +31,7 @@ from raycloud.net.exchange import (
     Phase,
     Plain,
 )
+from raycloud.net.zones import Piece, Zones, routes_of, span
 from raycloud.threads import THREADS, Threads
 
 if TYPE_CHECKING:
@@ -41,155 +40,9 @@ if TYPE_CHECKING:
     from raycloud.net.exchange import DirectExchange
     from raycloud.net.transport import Coding
 
-# What is small goes whole from all to all, which is one latency, as long as that many bytes at most
-# go from one zone to another: 13 ms at 20 Mbit/s. Else one member of each zone has it first.
-_WHOLE_ACROSS_BYTES = 2**15
-
-
-@dataclass(frozen=True)
-class Zones:
-    """Which members are near each other.
-
-    Attributes:
-        numbers: The zone of each rank; zones count from 0 in the order of their first ranks.
-    """
-
-    numbers: tuple[int, ...]
-
-    @classmethod
-    def of(cls, names: Sequence[str]) -> Zones:
-        """Of names of zones, by rank.
-
-        >>> Zones.of(["b", "a", "b"]).groups
-        ((0, 2), (1,))
-        """
-        known = {name: number for number, name in enumerate(dict.fromkeys(names))}
-        return cls(tuple(known[name] for name in names))
-
-    @cached_property
-    def groups(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks of each zone."""
-        found: dict[int, list[int]] = {}
-        for rank, number in enumerate(self.numbers):
-            found.setdefault(number, []).append(rank)
-        return tuple(tuple(found[number]) for number in sorted(found))
-
-    @property
-    def order(self) -> tuple[int, ...]:
-        """All ranks, zone by zone: a ring in this order leaves each zone once.
-
-        >>> Zones.of(["a", "b", "a", "b"]).order, Zones.of(["a", "a"]).order
-        ((0, 2, 1, 3), (0, 1))
-        """
-        return tuple(rank for group in self.groups for rank in group)
-
-    def gathers(self, size: int) -> bool:
-        """Whether a message of so many bytes goes whole from all to all."""
-        one, other, *_ = *sorted(map(len, self.groups), reverse=True), 0
-        return one * other * size <= _WHOLE_ACROSS_BYTES
-
-    def near(self, rank: int) -> tuple[int, ...]:
-        """The others of a member's zone."""
-        return tuple(other for other in self.groups[self.numbers[rank]] if other != rank)
-
-
-class Piece(NamedTuple):
-    """Values of a message that are exchanged among the same members of all zones.
-
-    Attributes:
-        start: The first of them.
-        stop: One past the last.
-        owners: The rank that owns them, by zone.
-        home: The zone whose owner adds the sums of all zones.
-    """
-
-    start: int
-    stop: int
-    owners: tuple[int, ...]
-    home: int
-
-    @property
-    def collector(self) -> int:
-        """The rank that adds the sums of all zones."""
-        return self.owners[self.home]
-
-    def of(self, message: torch.Tensor, start: int = 0) -> torch.Tensor:
-        """These values of a message; or of the part of it that begins with value `start`."""
-        return message[self.start - start : self.stop - start]
-
-
-@lru_cache(maxsize=1024)
-def pieces_of(count: int, zones: Zones) -> tuple[tuple[Piece, ...], ...]:
-    """The pieces of a message of `count` values that each rank owns for its zone, in their order.
-
-    Each zone cuts the message into equal parts, one for each of its members; and what has the same
-    owners everywhere is cut into pieces, one for each zone. As elsewhere no block of a codec is
-    cut, so that the last ones may be shorter, or there are none.
-
-    >>> ones = pieces_of(2048, Zones.of(["a", "a", "b"]))
-    >>> [[(piece.start, piece.stop, piece.collector) for piece in own] for own in ones[:2]]
-    [[(0, 512, 0), (512, 1024, 2)], [(1024, 1536, 1), (1536, 2048, 2)]]
-    """
-    found: list[list[Piece]] = [[] for _ in zones.numbers]
-    each = [_share(count, len(group)) for group in zones.groups]
-    edges = {0, count}
-    for group, size in zip(zones.groups, each, strict=True):
-        edges |= {min(k * size, count) for k in range(1, len(group))}
-    for start, stop in pairwise(sorted(edges)):
-        owners = tuple(group[start // size] for group, size in zip(zones.groups, each, strict=True))
-        size = _share(stop - start, len(owners))
-        for home, at in enumerate(range(start, stop, size)):
-            piece = Piece(at, min(at + size, stop), owners, home)
-            for owner in owners:
-                found[owner].append(piece)
-    return tuple(map(tuple, found))
-
-
-def _share(count: int, among: int) -> int:
-    return -(-count // (among * ALIGNED)) * ALIGNED
-
-
-class _Routes:
-    """What one member sends and gets in a reduction, as it is the same each time.
-
-    Attributes:
-        near: The others of its zone.
-        own: The pieces that it owns for its zone.
-        given: Those of them whose sum another member makes, by that one's rank.
-        taken: Those whose sum it makes itself, by the ranks of other zones' owners.
-        parts: The pieces that the others of its zone own, by rank.
-    """
-
-    def __init__(self, count: int, rank: int, zones: Zones) -> None:
-        every, here = pieces_of(count, zones), zones.numbers[rank]
-        self.near, self.own, self.zone = zones.near(rank), every[rank], here
-        self.parts: Mapping[int, Sequence[Piece]] = {p: every[p] for p in self.near if every[p]}
-        given: defaultdict[int, list[Piece]] = defaultdict(list)
-        taken: defaultdict[int, list[Piece]] = defaultdict(list)
-        for piece in self.own:
-            if piece.home != here:
-                given[piece.collector].append(piece)
-                continue
-            for owner in piece.owners:
-                if owner != rank:
-                    taken[owner].append(piece)
-        self.given: Mapping[int, Sequence[Piece]] = given
-        self.taken: Mapping[int, Sequence[Piece]] = taken
-        self.home = tuple(piece for piece in self.own if piece.home == here)
-
-
-@lru_cache(maxsize=1024)
-def _routes(count: int, rank: int, zones: Zones) -> _Routes:
-    return _Routes(count, rank, zones)
-
-
-def _span(pieces: Sequence[Piece]) -> slice:
-    """All of these pieces, which lie side by side."""
-    return slice(pieces[0].start, pieces[-1].stop) if pieces else slice(0, 0)
-
 
 class TreeReduction(Operation):
-    """A sum over members, by zones.
+    """A sum over members, by zones; of two, by its subclass.
 
     From another zone's owner comes the code of its zone's sum (`Phase.PART`), and later that of all
     zones' (`Phase.SUM`); from one of the own zone its part as it is, and all sums of what it owns.
@@ -201,6 +54,8 @@ class TreeReduction(Operation):
         coding: How sums travel between zones, and the sum of all inside them.
         zones: Of the members.
     """
+
+    _codes_each = 1  # of a sum of all zones
 
     def __init__(
         self, values: torch.Tensor, total: torch.Tensor, coding: Coding, zones: Zones
@@ -216,20 +71,22 @@ class TreeReduction(Operation):
     def start(self, exchange: DirectExchange) -> None:
         """See `Operation.start`."""
         self._group = self._zones.groups[self._zones.numbers[exchange.rank]]
-        routes = self._routes = _routes(self._values.numel(), exchange.rank, self._zones)
-        own = self._values[_span(routes.own)]
+        routes = self._routes = routes_of(self._values.numel(), exchange.rank, self._zones)
+        own = self._values[span(routes.own)]
         self._sum = exchange.lend(self, own.nbytes).view(own.dtype).zero_()
-        self._codes = exchange.lend(self, self._bound(routes.own))  # of the sums of what is owned
-        self._missing = len(routes.own)  # of these
+        size = self._codes_each * self._bound(routes.own)
+        self._codes = exchange.lend(self, size)  # of the sums of what is owned
+        self._known = dict(self._cut(self._codes, routes.own, self._codes_each))  # of each piece
+        self._missing = len(routes.own)
         for peer, parts in routes.parts.items():
-            payload = self._values[_span(parts)].view(torch.uint8)
+            payload = self._values[span(parts)].view(torch.uint8)
             if payload.device.type != "cpu":
                 payload = exchange.lend(self, payload.numel()).copy_(payload)
             exchange.send(self, peer, Phase.PART, payload)  # not written to until it is summed
         for peer in routes.near if routes.own else ():
             self.waits_for[peer, Phase.PART] = own.nbytes
         for peer, pieces in chain(routes.parts.items(), routes.given.items()):
-            self.waits_for[peer, Phase.SUM] = self._bound(pieces)
+            self.waits_for[peer, Phase.SUM] = self._codes_each * self._bound(pieces)
         for peer, pieces in routes.taken.items():
             self.waits_for[peer, Phase.PART] = self._bound(pieces)
         self._add(exchange)
@@ -245,14 +102,13 @@ class TreeReduction(Operation):
             return
         if is_near:
             pieces = routes.parts[rank]
-            for piece, code in self._cut(payload, pieces):
-                self._decode(piece, code)
+            for piece, codes in self._cut(payload, pieces, self._codes_each):
+                self._decode(piece, codes)
             if not self._lossless:
-                self._values[_span(pieces)].zero_()  # all of it was handed over
+                self._values[span(pieces)].zero_()  # all of it was handed over
         else:
-            known = dict(self._cut(self._codes, routes.own))
             for piece, code in self._cut(payload, routes.given[rank]):
-                self._decode(piece, known[piece].copy_(code))
+                self._decode(piece, self._known[piece].copy_(code))
             self._pass_on(exchange, len(routes.given[rank]))
         exchange.pool.give(payload)
 
@@ -262,7 +118,7 @@ class TreeReduction(Operation):
         while self._next < len(self._group) and own:
             rank = self._group[self._next]
             if rank == exchange.rank:
-                self._sum.add_(self._values[_span(own)].cpu())
+                self._sum.add_(self._values[span(own)].cpu())
             elif rank in self._came:
                 payload = self._came.pop(rank)
                 self._sum.add_(payload.view(self._sum.dtype))
@@ -292,7 +148,6 @@ class TreeReduction(Operation):
             for rank, payload in self._told.items()
             for piece, code in self._cut(payload, routes.taken[rank])
         }
-        known = dict(self._cut(self._codes, routes.own))
         for piece in routes.home:
             own = self._of_zone(piece)
             total = exchange.lend(self, own.nbytes).view(own.dtype).zero_()
@@ -301,15 +156,15 @@ class TreeReduction(Operation):
                     total.add_(own)
                 else:
                     self._coding.add(told[owner, piece], total)
-            self._encode(piece, total, known[piece])
-            self._decode(piece, known[piece])
+            self._encode(piece, total, self._known[piece])
+            self._decode(piece, self._known[piece])
         for payload in self._told.values():
             exchange.pool.give(payload)
         self._told.clear()
         for peer, pieces in routes.taken.items():
             codes = exchange.lend(self, self._bound(pieces))
             for piece, code in self._cut(codes, pieces):
-                code.copy_(known[piece])
+                code.copy_(self._known[piece])
             exchange.send(self, peer, Phase.SUM, codes)
         self._pass_on(exchange, len(routes.home))
 
@@ -330,19 +185,65 @@ class TreeReduction(Operation):
         if not self._lossless:
             self._coding.subtract(code, piece.of(self._values).copy_(values))
 
-    def _decode(self, piece: Piece, code: torch.Tensor) -> None:
-        """What a code stands for is the sum, here as everywhere."""
-        self._coding.add(code, piece.of(self._total).zero_())
+    def _decode(self, piece: Piece, codes: torch.Tensor) -> None:
+        """What these codes stand for, one after the other, is the sum, here as everywhere."""
+        total = piece.of(self._total).zero_()
+        for code in codes.chunk(self._codes_each):
+            self._coding.add(code, total)
 
     def _bound(self, pieces: Sequence[Piece]) -> int:
         return _bound(pieces, self._coding)
 
     def _cut(
-        self, codes: torch.Tensor, pieces: Sequence[Piece]
+        self, codes: torch.Tensor, pieces: Sequence[Piece], each: int = 1
     ) -> list[tuple[Piece, torch.Tensor]]:
-        """The code of each piece."""
-        sizes = [self._coding.bound(piece.stop - piece.start) for piece in pieces]
+        """So many codes of each piece."""
+        sizes = [each * self._coding.bound(piece.stop - piece.start) for piece in pieces]
         return list(zip(pieces, codes.split(sizes), strict=True))
+
+
+class MutualTreeReduction(TreeReduction):
+    """Of two zones: from the other's owner comes the code of its zone's sum, and that is all.
+
+    The sum of all is that of both codes, in the order of zones; both are told inside a zone.
+    """
+
+    _codes_each = 2
+
+    def __init__(
+        self, values: torch.Tensor, total: torch.Tensor, coding: Coding, zones: Zones
+    ) -> None:
+        super().__init__(values, total, coding.once, zones)
+
+    def _give(self, exchange: DirectExchange) -> None:
+        """Tell the other zone's owners the zone's sum."""
+        for piece, codes in self._known.items():
+            self._encode(piece, self._of_zone(piece), codes.chunk(2)[self._routes.zone])
+        for peer, pieces in self._routes.taken.items():
+            told = exchange.lend(self, self._bound(pieces))
+            for piece, code in self._cut(told, pieces):
+                code.copy_(self._known[piece].chunk(2)[self._routes.zone])
+            exchange.send(self, peer, Phase.PART, told)
+
+    def _collect(self, exchange: DirectExchange) -> None:
+        """The other zone's sums are there."""
+        routes = self._routes
+        for rank, payload in self._told.items():
+            for piece, code in self._cut(payload, routes.taken[rank]):
+                codes = self._known[piece]
+                codes.chunk(2)[1 - routes.zone].copy_(code)
+                self._decode(piece, codes)
+            exchange.pool.give(payload)
+        self._told.clear()
+        self._pass_on(exchange, len(routes.own))
+
+
+def reduction_by_zones(
+    values: torch.Tensor, total: torch.Tensor, coding: Coding, zones: Zones
+) -> TreeReduction:
+    """A sum over these zones."""
+    of = MutualTreeReduction if zones.are_two else TreeReduction
+    return of(values, total, coding, zones)
 
 
 def _bound(pieces: Sequence[Piece], coding: Coding) -> int:
@@ -499,7 +400,7 @@ class TreeTransport(DirectTransport):
         """Sum over members, in place."""
         flat, zones = tensor.view(-1), self._zones
         if flat.nbytes > WHOLE_BYTES:
-            return self._begin(TreeReduction(flat, flat, Plain(flat.dtype), zones))
+            return self._begin(reduction_by_zones(flat, flat, Plain(flat.dtype), zones))
         return self._begin(Gather(flat) if zones.gathers(flat.nbytes) else TreeGather(flat, zones))
 
     def all_reduce_bytes(self, size: int) -> int:
@@ -515,7 +416,7 @@ class TreeTransport(DirectTransport):
 
     def reduce(self, values: torch.Tensor, total: torch.Tensor, coding: Coding) -> DirectWork:
         """Sum over members, encoded between zones; see `TreeReduction`."""
-        return self._begin(TreeReduction(values, total, coding, self._zones))
+        return self._begin(reduction_by_zones(values, total, coding, self._zones))
 
     def reduce_bytes(self, count: int, coding: Coding) -> int:
         """See `transport.CodedTransport.reduce_bytes`."""
@@ -532,17 +433,19 @@ class TreeTransport(DirectTransport):
 
 
 def tree_reduction_bytes(count: int, rank: int, zones: Zones, coding: Coding) -> tuple[int, int]:
-    """Bytes of payload that a member sends in a `TreeReduction` of fp32: in its zone, to others.
+    """Bytes of payload that a member sends in a reduction of fp32: in its zone, to others.
 
     >>> from raycloud.net.exchange import Plain
     >>> zones, full = Zones.of("aabb"), Plain(torch.float32)
     >>> [tree_reduction_bytes(1024, rank, zones, full) for rank in range(4)]
-    [(4096, 2048), (4096, 2048), (4096, 2048), (4096, 2048)]
+    [(6144, 2048), (6144, 2048), (6144, 2048), (6144, 2048)]
     """
-    routes = _routes(count, rank, zones)
+    routes, each = routes_of(count, rank, zones), 1
+    if zones.are_two:
+        coding, each = coding.once, 2
     parts = sum(4 * (piece.stop - piece.start) for own in routes.parts.values() for piece in own)
     far = (*routes.given.values(), *routes.taken.values())
     return (
-        parts + len(routes.near) * _bound(routes.own, coding),
+        parts + each * len(routes.near) * _bound(routes.own, coding),
         sum(_bound(pieces, coding) for pieces in far),
     )

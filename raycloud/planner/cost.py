@@ -5,8 +5,8 @@
 The slowest worker computes T(b) = fixed_s + b * micro_batch_s for its share b (`Speed`). N members
 exchange M bytes of gradient, C of codes, over links of B bytes a second whose round trip takes R:
 
-    ring, direct    2 (N - 1) / N * C / B                 R/2 * 2 (N - 1), R/2 * 2
-    tree            2 (Z - 1) / Z * C / B over trunks     R/2 * 4
+    ring, direct    2 (N - 1) / N * C / B                 R/2 * 2 (N - 1), R/2 * 2; R/2 of two
+    tree            2 (Z - 1) / Z * C / B over trunks     R/2 * 4; R/2 * 3 of two zones
     servers         the busiest node's bytes / B          R/2 * 2
 
 (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC
@@ -28,7 +28,7 @@ from raycloud.planner.shares import step_seconds
 from raycloud.planner.speed import Speed
 from raycloud.spec import Job, SyncPoint
 from raycloud.spec.sections import STREAMED_PERIODS
-from raycloud.spec.sizes import coded_bytes, ring_bytes, served_bytes, tree_bytes
+from raycloud.spec.sizes import MUTUAL, coded_bytes, ring_bytes, served_bytes, tree_bytes
 
 if TYPE_CHECKING:
     from raycloud.events import MemberReady
@@ -235,7 +235,7 @@ def exchange_seconds(
     >>> exchange_seconds(direct, 1024, [4], bytes_per_s=240, round_trip_s=0.5)
     1.5
     """
-    members, codes = sum(zones), coded_bytes(gradient_bytes, sync.codec, sync.ratio)
+    members, codes = sum(zones), _code_bytes(sync, gradient_bytes, zones)
     if members == 1:
         return 0.0
     slowest, hops = ring_bytes(codes, members), 2 * (members - 1)
@@ -243,12 +243,18 @@ def exchange_seconds(
         # On one machine all stays there, through its memory.
         slowest, hops = (served_bytes(codes, *counts) if any(counts[1]) else 0) or codes, 2
     elif sync.topology == "direct":
-        hops = 2
+        hops = 1 if members == MUTUAL else 2
     elif sync.topology == "tree":
-        hops = 4 if len(zones) > 1 else 2
+        hops = 2 if len(zones) == 1 else 3 if len(zones) == MUTUAL else 4
         if 1 < len(zones) < members:
             _, slowest = tree_bytes(gradient_bytes, codes, zones)
     return slowest / bytes_per_s + hops * round_trip_s / 2
+
+
+def _code_bytes(sync: SyncPoint, gradient_bytes: int, zones: Sequence[int]) -> int:
+    """Bytes of a gradient's codes; of two that exchange they are encoded once."""
+    parties = {"direct": sum(zones), "tree": len(zones)}.get(sync.topology)
+    return coded_bytes(gradient_bytes, sync.codec, sync.ratio, once=parties == MUTUAL)
 
 
 def link_of(
@@ -290,7 +296,7 @@ def link_of(
 
 def sent_bytes(sync: SyncPoint, gradient_bytes: int, zones: Sequence[int]) -> int:
     """Bytes that each member sends a step, on average."""
-    members, codes = sum(zones), coded_bytes(gradient_bytes, sync.codec, sync.ratio)
+    members, codes = sum(zones), _code_bytes(sync, gradient_bytes, zones)
     sent = ring_bytes(codes, members)
     if sync.topology == "servers" and members > 1:
         sent = codes

@@ -27,7 +27,8 @@ from raycloud.net.rendezvous_store import RendezvousClient, RendezvousStore, ope
 from raycloud.net.served import ServedTransport, reach
 from raycloud.net.stream import SOCKETS, Sockets
 from raycloud.net.transport import Abandoned
-from raycloud.net.tree import TreeTransport, Zones
+from raycloud.net.tree import TreeTransport
+from raycloud.net.zones import Zones
 from raycloud.threads import THREADS, Threads
 
 if TYPE_CHECKING:

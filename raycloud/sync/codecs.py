@@ -36,6 +36,11 @@ class Codec(Protocol):
 
     name: str
 
+    @property
+    def once(self) -> Codec:
+        """What encodes in its place where sums are of two, and are not encoded again."""
+        return self
+
     def bound(self, count: int) -> int:
         """Bytes of the code of `count` values, exactly."""
         ...
@@ -53,7 +58,7 @@ class Codec(Protocol):
         ...
 
 
-class Full:
+class Full(Codec):
     """fp32 as it is: no codec. Lossless."""
 
     name = "none"
@@ -75,7 +80,7 @@ class Full:
         from_.sub_(codes.to(from_.device).view(torch.float32))
 
 
-class Brain:
+class Brain(Codec):
     """bf16, rounded to nearest: 2 bytes a value, 8 bits of precision."""
 
     name = "bf16"
@@ -98,7 +103,7 @@ class Brain:
         from_.sub_(codes.to(from_.device).view(torch.bfloat16))
 
 
-class _Rows:
+class _Rows(Codec):
     """Blocks of values, each with a scale and an offset, by torch's row-wise quantization.
 
     A code is an fp32 factor for each chunk of values, then a row for each block; the last block is
@@ -255,12 +260,23 @@ class Int8(_Rows):
 class Int4(_Rows):
     """Four bits a value, in blocks of 32 with fp16 scale and offset: 6.4 times fewer bytes.
 
-    Blocks of 128 take 15% fewer, and cost more of the loss: `docs/decisions/0025`.
+    Blocks of 128 take 15% fewer, and cost more of the loss where sums are encoded, too; what is
+    encoded once is in those: `docs/decisions/0025`, `0041`.
+
+    Args:
+        block: Values of a block, a power of two.
+        once: What encodes what is encoded once; None: this does.
     """
 
     name = "int4"
-    _block = 32
-    _row_bytes = 16 + 4
+
+    def __init__(self, block: int = 32, once: Codec | None = None) -> None:
+        self._block, self._row_bytes, self._once = block, block // 2 + 4, once
+
+    @property
+    def once(self) -> Codec:
+        """See `Codec.once`."""
+        return self if self._once is None else self._once
 
     def _pack(self, rows: torch.Tensor) -> torch.Tensor:
         packed: torch.Tensor = torch.ops.quantized.embedding_bag_4bit_prepack(rows)
@@ -278,14 +294,14 @@ class Int4(_Rows):
         return torch.cat([packed, scale.view(torch.uint8), low.view(torch.uint8)], 1)
 
     def _unpack_by_operators(self, rows: torch.Tensor) -> torch.Tensor:
-        packed = rows[:, :16]
-        scale, low = rows[:, 16:].contiguous().view(torch.float16).float().split(1, dim=1)
+        packed, ends = rows.split([self._block // 2, 4], dim=1)
+        scale, low = ends.contiguous().view(torch.float16).float().split(1, dim=1)
         codes = torch.stack([packed & 15, packed >> 4], 2).view(len(rows), -1)
         values: torch.Tensor = codes.float() * scale + low
         return values
 
 
-class TopK:
+class TopK(Codec):
     """The largest value of each group: its place, its sign and one of two sizes.
 
     G groups have at most `ratio` values, a power of two, each: those that lie G apart, so that the
@@ -383,4 +399,6 @@ def _mean(blocks: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
     return (blocks * (of / of.sum(1, keepdim=True).clamp_min(1))).sum(1)
 
 
-CODECS: dict[str, Codec] = {one.name: one for one in (Full(), Brain(), Int8(), Int4())}
+CODECS: dict[str, Codec] = {
+    one.name: one for one in (Full(), Brain(), Int8(), Int4(once=Int4(128)))
+}

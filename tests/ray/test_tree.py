@@ -10,7 +10,8 @@ import ray
 
 import raycloud
 from raycloud.events import Recovered
-from raycloud.net.tree import Zones, tree_reduction_bytes
+from raycloud.net.tree import tree_reduction_bytes
+from raycloud.net.zones import Zones
 from raycloud.planner.inventory import ZONE_LABEL
 from raycloud.sync.buckets import lay_out
 from raycloud.sync.codecs import CODECS

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from raycloud.errors import TransportError
 from raycloud.net.exchange import reduction_bytes
 from raycloud.net.transport import Abandoned
-from raycloud.net.tree import Zones
+from raycloud.net.zones import Zones
 from raycloud.spec.sizes import ring_bytes
 from tests.coded import simulated, simulated_by_zones
 from tests.scenario.stage import here

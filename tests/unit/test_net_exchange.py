@@ -7,6 +7,7 @@ import zlib
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -21,9 +22,12 @@ from raycloud.net.exchange import (
     Operation,
     Phase,
     Plain,
-    Reduction,
+    reduction,
 )
 from tests.coded import EVERY, simulated
+
+if TYPE_CHECKING:
+    from raycloud.net.transport import Coding
 
 SIZES = (2, 3, 5)
 
@@ -66,6 +70,15 @@ class Wires:
             self.over += self.members[to].receive(source, frame, place)
 
 
+def decoded(coding: Coding, values: torch.Tensor) -> torch.Tensor:
+    """What the code of these values stands for."""
+    codes = torch.empty(coding.bound(len(values)), dtype=torch.uint8)
+    coding.encode(values, codes)
+    into = torch.zeros_like(values)
+    coding.add(codes, into)
+    return into
+
+
 def values_of(size: int, count: int, *, seed: int = 0) -> list[torch.Tensor]:
     """Each member's."""
     generator = torch.Generator().manual_seed(seed)
@@ -82,7 +95,9 @@ def test_sums_are_those_of_one_process(name: str, seed: int) -> None:
     expected = [simulated(some, codec) for some in rows]
     totals = [[torch.empty(count) for _ in range(size)] for count in counts]
     wires = Wires(size, chance)
-    wires.run([[Reduction(rows[k][r], totals[k][r], codec) for k in range(3)] for r in range(size)])
+    wires.run(
+        [[reduction(rows[k][r], totals[k][r], codec, size) for k in range(3)] for r in range(size)]
+    )
     assert len(wires.over) == 3 * size
     for k, (total, residuals) in enumerate(expected):
         for rank in range(size):
@@ -91,17 +106,32 @@ def test_sums_are_those_of_one_process(name: str, seed: int) -> None:
                 assert torch.equal(rows[k][rank], residuals[rank])
 
 
+@pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", ["bf16", "int8", "int4", "topk"])
-def test_residuals_and_sum_make_the_sum_of_values(name: str) -> None:
-    rows = values_of(4, 10_000)
+def test_residuals_and_sum_make_the_sum_of_values(name: str, size: int) -> None:
+    rows = values_of(size, 10_000)
     exact = torch.stack(rows).double().sum(0)
-    total = torch.empty(10_000)
-    others = [torch.empty(10_000) for _ in range(3)]
-    codec = EVERY[name]
-    asked = [Reduction(row, out, codec) for row, out in zip(rows, (total, *others), strict=True)]
-    Wires(4, random.Random(0)).run([[one] for one in asked])
+    total, *others = [torch.empty(10_000) for _ in rows]
+    each = zip(rows, (total, *others), strict=True)
+    Wires(size, random.Random(0)).run([[reduction(*one, EVERY[name], size)] for one in each])
     kept = torch.stack(rows).double().sum(0)
     assert float((total.double() + kept - exact).norm()) <= 1e-6 * float(exact.norm())
+
+
+def test_two_encode_once_and_lose_less() -> None:
+    """What is lost of a sum of two is half of what two codes one after the other lose of it."""
+    rows, codec = values_of(2, 2**17), EVERY["int4"]
+    exact = torch.stack(rows).double().sum(0)
+
+    def lost(blocks: Coding) -> float:
+        total = sum(decoded(blocks, row) for row in rows)
+        return float((total.double() - exact).square().mean())
+
+    twice = decoded(codec, rows[0] + decoded(codec, rows[1]))
+    before = float((twice.double() - exact).square().mean())
+    assert codec.once.bound(2**17) * 1.17 < codec.bound(2**17)
+    assert lost(codec.once) <= 1.1 * before
+    assert lost(codec) <= 0.75 * before
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -111,7 +141,7 @@ def test_in_place_and_of_any_type(dtype: torch.dtype, size: int) -> None:
     expected = torch.zeros(3000, dtype=dtype)
     for row in rows:
         expected += row
-    asked: list[list[Operation]] = [[Reduction(row, row, Plain(dtype))] for row in rows]
+    asked: list[list[Operation]] = [[reduction(row, row, Plain(dtype), size)] for row in rows]
     Wires(size, random.Random(1)).run(asked)
     assert all(torch.equal(row, expected) for row in rows)
 
@@ -132,10 +162,10 @@ def test_memory_is_used_again() -> None:
     wires = Wires(3, random.Random(3))
     rows, out = values_of(3, 5000), [torch.empty(5000) for _ in range(3)]
     for _ in range(2):
-        wires.run([[Reduction(rows[r], out[r], EVERY["int4"])] for r in range(3)])
+        wires.run([[reduction(rows[r], out[r], EVERY["int4"], 3)] for r in range(3)])
     held = [sum(map(len, member.pool._free.values())) for member in wires.members]
     for _ in range(20):
-        wires.run([[Reduction(rows[r], out[r], EVERY["int4"])] for r in range(3)])
+        wires.run([[reduction(rows[r], out[r], EVERY["int4"], 3)] for r in range(3)])
     later = [sum(map(len, member.pool._free.values())) for member in wires.members]
     assert all(b <= a + 4 for a, b in zip(held, later, strict=True))
 
@@ -153,7 +183,7 @@ def test_memory_is_used_again() -> None:
 def test_a_frame_that_is_not_expected_is_refused_unread(frame: Frame, why: str) -> None:
     member = DirectExchange(0, 2, lambda *_: None)
     values = torch.zeros(1000)
-    member.start(Reduction(values, values, Plain(values.dtype)))
+    member.start(reduction(values, values, Plain(values.dtype), 2))
     with pytest.raises(TransportError, match=why):
         member.expect(1, frame)
 

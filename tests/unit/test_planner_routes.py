@@ -9,7 +9,7 @@ from itertools import permutations
 import pytest
 
 from raycloud.net.stream import Place
-from raycloud.net.tree import Zones, pieces_of
+from raycloud.net.zones import Zones, pieces_of
 from raycloud.planner.routes import (
     Link,
     Measured,

@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
-from raycloud.net import tree
-from raycloud.net.tree import Zones
+from raycloud.net import zones
+from raycloud.net.zones import Zones
 from raycloud.spec import Job
 from tests.coded import simulated_by_zones
 from tests.lockstep import Fleet, difference, job
@@ -22,11 +22,11 @@ STEPS = 12
 @pytest.fixture(autouse=True)
 def _cut_finely(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """So that messages of a small model are cut, too."""
-    caches = tree.pieces_of, tree._routes
+    caches = zones.pieces_of, zones.routes_of
     for cache in caches:
         cache.cache_clear()
     with monkeypatch.context() as patch:
-        patch.setattr(tree, "ALIGNED", 8)
+        patch.setattr(zones, "ALIGNED", 8)
         yield
     for cache in caches:
         cache.cache_clear()
