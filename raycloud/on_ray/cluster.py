@@ -233,7 +233,8 @@ class RayCluster:
 
     @property
     def _job(self) -> Job:
-        return self._session.job if self._sync is None else self._session.job.at(self._sync)
+        job = self._session.job
+        return self._seen.job(job if self._sync is None else job.at(self._sync))
 
     def _tried(self, members: Sequence[int]) -> Profile:
         """What these have measured of themselves; it is known how fast one machine's memory is."""

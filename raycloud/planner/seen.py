@@ -2,7 +2,8 @@
 
 A step is taken to last as long as the median one did, from commit to commit: other work on the
 machines makes some steps longer, which says little of those to come. Where steps that follow leave
-the interval that was predicted, they are looked at anew, twice as many each time.
+the interval that was predicted, they are looked at anew, twice as many each time. Where rounds
+begin, or have another length, what is known of computing and of links says what is to come.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from raycloud.events import StepsCommitted
     from raycloud.planner.cost import Profile
     from raycloud.planner.speed import Speed
+    from raycloud.spec import Job
 
 STEPS = 20  # of each member: until then a run is predicted by what was tried
 _SKIPPED = 5  # the first ones of a generation: they measure its start
@@ -77,6 +79,9 @@ class SeenSteps:
         self._link_bytes_per_s: float | None = None
         self._overhead_s: float | None = None
         self._waited_s: float | None = None
+        self._newest = (0, 0)  # the last step that was reported, and the length of its round
+        self._period: int | None = None  # by the newest reports; None: as was asked
+        self._otherwise = False  # it has changed, and nothing is told since
 
     def begin(self, generation: int) -> None:
         """Shares are others from here on: what was seen under the old ones is forgotten."""
@@ -86,7 +91,13 @@ class SeenSteps:
 
     def travel(self) -> None:
         """Updates travel in another way: what was waited for is not what will be."""
-        self._waited_s = None
+        self._waited_s = self._period = None
+
+    def job(self, asked: Job) -> Job:
+        """What is asked, in rounds as long as the newest."""
+        if self._period is None:
+            return asked
+        return asked.at(replace(asked.sync_point, period=self._period))
 
     def expect(self, low_s: float, high_s: float) -> None:
         """Steps are predicted to take so long, by what has been seen: see whether they do."""
@@ -96,6 +107,12 @@ class SeenSteps:
 
     def observe(self, report: StepsCommitted) -> None:
         """Take in a member's report."""
+        step, period = self._newest
+        if report.last_step > step:
+            self._newest = report.last_step, report.period
+            if period not in {0, report.period}:
+                self.begin(report.generation)
+                self._waited_s, self._period, self._otherwise = None, report.period, True
         sums = self._sums.get(report.member)
         if sums is None or sums.generation < report.generation:
             sums = self._sums[report.member] = _Sums(generation=report.generation)
@@ -134,8 +151,13 @@ class SeenSteps:
         it as of the mean. Of each speed the ratio of fixed and other seconds is kept. The link's
         rate is that at which bytes have travelled while anybody waited for them or computed: where
         all of the exchange is hidden it may be higher. What is left of a step's time beside both
-        is its overhead.
+        is its overhead. Where rounds are longer or shorter than before, that is news.
         """
+        if self._otherwise:
+            self._otherwise = False
+            if self._speeds.keys() >= set(members):
+                self._told = max(one.generation for one in self._sums.values())
+                return self.of(members, tried)
         every = [self._sums.get(member) for member in members]
         known = [one for one in every if one is not None and one.steps >= self._wanted]
         generations = {one.generation for one in known}

@@ -139,5 +139,40 @@ def test_where_steps_leave_the_interval_they_are_predicted_anew() -> None:
     assert made.profile(MEMBERS, TRIED) is None
 
 
+def test_where_rounds_begin_it_is_predicted_anew_by_what_is_known() -> None:
+    made = seen()
+    job = Job(task="tasks.toy:Toy", steps=99, global_batch=16, sync={"period": "auto"})
+    assert made.job(job).sync_point.period == 1
+    stepwise = made.profile(MEMBERS, TRIED)
+    assert stepwise is not None
+    at = 5 + STEPS
+    made.observe(replace(report(4, at, 16), period=16))
+    found = made.profile(MEMBERS, TRIED)
+    assert found is not None
+    assert found == replace(stepwise, waited_s=None)
+    made.observe(report(7, at - 3, 3))  # which is late
+    assert made.profile(MEMBERS, TRIED) is None
+    in_rounds = made.job(job)
+    assert in_rounds.sync_point.period == 16
+    costs = Costs(in_rounds, found, found.speeds, SHARES, (1, 1))
+    step = costs.predict(in_rounds.sync_point)
+    assert step.exchange_s == pytest.approx(4000 / 16 / 10_000)
+    assert step.step_s == pytest.approx(0.52 + 4000 / 16 / 10_000)
+    made.travel()  # as somebody has asked
+    assert made.job(job) is job
+
+
+def test_rounds_that_begin_before_enough_was_seen_are_no_news() -> None:
+    made = SeenSteps()
+    for member in MEMBERS:
+        made.observe(report(member, 0, 5))
+    made.observe(replace(report(4, 5, 8), period=8))
+    assert made.profile(MEMBERS, TRIED) is None
+    made.observe(replace(report(4, 13, STEPS), period=8))
+    made.observe(replace(report(7, 5, 8 + STEPS), period=8))
+    made.observe(replace(report(7, 13 + STEPS, STEPS), period=8))
+    assert made.profile(MEMBERS, TRIED) is not None
+
+
 def test_one_machines_memory_is_known_before_anything_travelled() -> None:
     assert SeenSteps().of(MEMBERS, replace(TRIED, link_bytes_per_s=9.0)).link_bytes_per_s == 9.0
