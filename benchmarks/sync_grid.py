@@ -51,7 +51,7 @@ BLOCK = 256  # a whole number of every codec's blocks
 TWO_ZONES = "int4-two-zones"
 ALL: dict[str, Codec] = {
     **CODECS,
-    TWO_ZONES: CODECS["int4"].once,
+    TWO_ZONES: CODECS["int4"].for_pair,
     **{f"topk{ratio}": TopK(ratio) for ratio in (2, 4, 8, 16, 32)},
 }
 RESULTS = Path(__file__).parent / "results" / "sync_grid.json"

@@ -15,13 +15,17 @@ if TYPE_CHECKING:
     from raycloud.net.zones import Zones
     from raycloud.sync.codecs import Codec
 
-EVERY: dict[str, Codec] = {**CODECS, "topk": TopK(32)}
+EVERY: dict[str, Codec] = {
+    **CODECS,
+    "int4-128": CODECS["int4"].for_pair,
+    "topk": TopK(32),
+}
 
 
 def simulated(rows: list[torch.Tensor], codec: Coding) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """The algorithm in one process, in plain words: the sum, and each member's residual."""
     if len(rows) == 2:
-        return _simulated_mutually(rows, codec.once)
+        return _simulated_pair(rows, codec.for_pair)
     residuals, total = [row.clone() for row in rows], torch.zeros_like(rows[0])
     cut = [parts_of(residual, len(rows)) for residual in residuals]
     for owner, into in enumerate(parts_of(total, len(rows))):
@@ -49,7 +53,7 @@ def simulated_by_zones(
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """The same by zones: members add as it is inside them, and owners encode between them."""
     if len(zones.groups) == 2:
-        return _simulated_mutually_by_zones(rows, codec.once, zones)
+        return _simulated_pair_of_zones(rows, codec.for_pair, zones)
     residuals, total = [row.clone() for row in rows], torch.zeros_like(rows[0])
     for piece in sorted({piece for own in pieces_of(len(total), zones) for piece in own}):
         into, whole = piece.of(total), torch.zeros_like(piece.of(total))
@@ -73,7 +77,7 @@ def simulated_by_zones(
     return total, residuals
 
 
-def _simulated_mutually(
+def _simulated_pair(
     rows: list[torch.Tensor], codec: Coding
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Of two: each encodes all it has, and the sum is that of both codes."""
@@ -86,7 +90,7 @@ def _simulated_mutually(
     return total, residuals
 
 
-def _simulated_mutually_by_zones(
+def _simulated_pair_of_zones(
     rows: list[torch.Tensor], codec: Coding, zones: Zones
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Of two zones: each owner encodes its zone's sum, and the sum is that of both codes."""

@@ -95,7 +95,9 @@ class _Peer:
 
 
 class DirectTransport:
-    """See `transport.Transport`; tensors are contiguous, and sums are made on the CPU.
+    """See `transport.Transport`; tensors are contiguous.
+
+    Sums are made on the CPU, but for those of two members.
 
     Args:
         rank: This member's rank in the generation.

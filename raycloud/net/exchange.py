@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from raycloud.errors import TransportError
-from raycloud.spec.sizes import MUTUAL
+from raycloud.spec.sizes import PAIR
 
 if TYPE_CHECKING:
     from raycloud.net.transport import Coding
@@ -32,7 +32,7 @@ FORMAT = 1
 HEADER = struct.Struct(">2sBBIIII")  # name, format, phase, nonce, operation, bytes, CRC-32
 _NAME = b"rf"
 WHOLE_BYTES = 2**13  # a message of at most so many goes whole to all
-_EARLY_BYTES = 2**31  # may wait here for operations that have not been started
+_EARLY_BYTES = 2**32  # may wait here for operations that have not been started
 PLAIN = "plain "  # before a type, the name of what does not encode
 ALIGNED = 256  # values: parts begin at multiples, so that no block of a codec is cut
 
@@ -40,7 +40,7 @@ ALIGNED = 256  # values: parts begin at multiples, so that no block of a codec i
 class Phase(IntEnum):
     """What a frame carries."""
 
-    PART = 0  # the sender's part of what the receiver owns
+    PART = 0  # the sender's part of what the receiver owns; of two members, all it has
     SUM = 1  # the sum of what the sender owns
     WHOLE = 2  # the sender's whole message
     OPEN = 3  # to a server: what the operation is of
@@ -86,7 +86,7 @@ class Plain:
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype, self.name = dtype, f"{PLAIN}{str(dtype).removeprefix('torch.')}"
-        self.once = self
+        self.for_pair = self
 
     def bound(self, count: int) -> int:
         """See `Coding.bound`."""
@@ -250,18 +250,18 @@ class Reduction(Operation):
                 exchange.send(self, peer, Phase.SUM, codes)
 
 
-class MutualReduction(Operation):
+class PairReduction(Operation):
     """A sum over two members: each sends all it has, and adds both codes in the order of ranks.
 
     Args:
         values: As of `Reduction`; with a codec the residual of this member's is left there.
         total: Likewise.
-        coding: How they travel; of it `Coding.once`.
+        coding: How they travel; of it `Coding.for_pair`.
     """
 
     def __init__(self, values: torch.Tensor, total: torch.Tensor, coding: Coding) -> None:
         super().__init__()
-        self._values, self._total, self._coding = values, total, coding.once
+        self._values, self._total, self._coding = values, total, coding.for_pair
 
     def start(self, exchange: DirectExchange) -> None:
         """See `Operation.start`."""
@@ -289,9 +289,9 @@ class MutualReduction(Operation):
 
 def reduction(
     values: torch.Tensor, total: torch.Tensor, coding: Coding, size: int
-) -> Reduction | MutualReduction:
+) -> Reduction | PairReduction:
     """A sum over so many members."""
-    return (MutualReduction if size == MUTUAL else Reduction)(values, total, coding)
+    return (PairReduction if size == PAIR else Reduction)(values, total, coding)
 
 
 class Gather(Operation):
@@ -483,8 +483,8 @@ def octets_of(payload: torch.Tensor) -> memoryview:
 
 def reduction_bytes(count: int, rank: int, size: int, coding: Coding) -> int:
     """Bytes of payload that a member sends in a `reduction` of so many values."""
-    if size == MUTUAL:
-        return coding.once.bound(count)
+    if size == PAIR:
+        return coding.for_pair.bound(count)
     each = -(-count // (size * ALIGNED)) * ALIGNED
     codes = [coding.bound(max(0, min(each, count - r * each))) for r in range(size)]
     return sum(codes) - codes[rank] + (size - 1) * codes[rank]

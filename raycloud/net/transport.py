@@ -74,8 +74,8 @@ class Coding(Protocol):
         ...
 
     @property
-    def once(self) -> Coding:
-        """What encodes in its place where a sum of two is not encoded again; it may lose more."""
+    def for_pair(self) -> Coding:
+        """What encodes in its place where two exchange: their sum is not encoded again."""
         ...
 
     def bound(self, count: int) -> int:

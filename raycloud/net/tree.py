@@ -7,8 +7,8 @@ of all zones in codes, adds them in the order of zones, encodes the sum once, an
 the others. Each owner passes the codes of its part on inside its zone. So what a link between zones
 carries each way does not grow with the members that a zone has: 2 (Z - 1) / Z codes of the message
 for each of Z zones, whatever the order of ranks; and it is crossed twice, one after the other.
-Of two zones the owners tell each other their zones' sums, and add both codes: as many bytes, which
-cross the link once, and are encoded once.
+Of two zones the owners tell each other their zones' sums, and both add the two codes: as many
+bytes, in one latency, and nothing is encoded twice.
 
 What encoding loses is kept by who encodes, the owners; nothing is lost inside a zone. If each
 member is a zone of its own, all of this is direct exchange, bit for bit.
@@ -32,6 +32,7 @@ from raycloud.net.exchange import (
     Plain,
 )
 from raycloud.net.zones import Piece, Zones, routes_of, span
+from raycloud.spec.sizes import PAIR
 from raycloud.threads import THREADS, Threads
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class TreeReduction(Operation):
-    """A sum over members, by zones; of two, by its subclass.
+    """A sum over members, by zones, three or more; of two: `PairTreeReduction`.
 
     From another zone's owner comes the code of its zone's sum (`Phase.PART`), and later that of all
     zones' (`Phase.SUM`); from one of the own zone its part as it is, and all sums of what it owns.
@@ -202,27 +203,28 @@ class TreeReduction(Operation):
         return list(zip(pieces, codes.split(sizes), strict=True))
 
 
-class MutualTreeReduction(TreeReduction):
-    """Of two zones: from the other's owner comes the code of its zone's sum, and that is all.
+class PairTreeReduction(TreeReduction):
+    """A sum over two zones: from the other zone's owners come codes of its sums, no sum of both.
 
-    The sum of all is that of both codes, in the order of zones; both are told inside a zone.
+    That is made of both codes, in the order of zones, by every member: an owner passes both on in
+    its zone. Without a codec it passes on the sum.
     """
-
-    _codes_each = 2
 
     def __init__(
         self, values: torch.Tensor, total: torch.Tensor, coding: Coding, zones: Zones
     ) -> None:
-        super().__init__(values, total, coding.once, zones)
+        super().__init__(values, total, coding.for_pair, zones)
+        self._codes_each = _told_by_pair(coding)
 
     def _give(self, exchange: DirectExchange) -> None:
         """Tell the other zone's owners the zone's sum."""
-        for piece, codes in self._known.items():
-            self._encode(piece, self._of_zone(piece), codes.chunk(2)[self._routes.zone])
+        zone = self._routes.zone
         for peer, pieces in self._routes.taken.items():
             told = exchange.lend(self, self._bound(pieces))
             for piece, code in self._cut(told, pieces):
-                code.copy_(self._known[piece].chunk(2)[self._routes.zone])
+                self._encode(piece, self._of_zone(piece), code)
+                if not self._lossless:
+                    self._known[piece].chunk(PAIR)[zone].copy_(code)
             exchange.send(self, peer, Phase.PART, told)
 
     def _collect(self, exchange: DirectExchange) -> None:
@@ -230,9 +232,14 @@ class MutualTreeReduction(TreeReduction):
         routes = self._routes
         for rank, payload in self._told.items():
             for piece, code in self._cut(payload, routes.taken[rank]):
-                codes = self._known[piece]
-                codes.chunk(2)[1 - routes.zone].copy_(code)
-                self._decode(piece, codes)
+                known = self._known[piece]
+                if self._lossless:
+                    known.copy_(code)
+                    self._coding.add(known, self._of_zone(piece))
+                    self._coding.encode(self._of_zone(piece), known)
+                else:
+                    known.chunk(PAIR)[1 - routes.zone].copy_(code)
+                self._decode(piece, known)
             exchange.pool.give(payload)
         self._told.clear()
         self._pass_on(exchange, len(routes.own))
@@ -242,8 +249,13 @@ def reduction_by_zones(
     values: torch.Tensor, total: torch.Tensor, coding: Coding, zones: Zones
 ) -> TreeReduction:
     """A sum over these zones."""
-    of = MutualTreeReduction if zones.are_two else TreeReduction
+    of = PairTreeReduction if zones.is_pair else TreeReduction
     return of(values, total, coding, zones)
+
+
+def _told_by_pair(coding: Coding) -> int:
+    """Codes of a sum of two zones that are passed on inside them."""
+    return 1 if isinstance(coding, Plain) else PAIR
 
 
 def _bound(pieces: Sequence[Piece], coding: Coding) -> int:
@@ -438,11 +450,11 @@ def tree_reduction_bytes(count: int, rank: int, zones: Zones, coding: Coding) ->
     >>> from raycloud.net.exchange import Plain
     >>> zones, full = Zones.of("aabb"), Plain(torch.float32)
     >>> [tree_reduction_bytes(1024, rank, zones, full) for rank in range(4)]
-    [(6144, 2048), (6144, 2048), (6144, 2048), (6144, 2048)]
+    [(4096, 2048), (4096, 2048), (4096, 2048), (4096, 2048)]
     """
     routes, each = routes_of(count, rank, zones), 1
-    if zones.are_two:
-        coding, each = coding.once, 2
+    if zones.is_pair:
+        coding, each = coding.for_pair, _told_by_pair(coding)
     parts = sum(4 * (piece.stop - piece.start) for own in routes.parts.values() for piece in own)
     far = (*routes.given.values(), *routes.taken.values())
     return (

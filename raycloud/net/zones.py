@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from raycloud.net.exchange import ALIGNED
-from raycloud.spec.sizes import MUTUAL
+from raycloud.spec.sizes import PAIR
 
 if TYPE_CHECKING:
     import torch
@@ -49,9 +49,9 @@ class Zones:
         return tuple(tuple(found[number]) for number in sorted(found))
 
     @property
-    def are_two(self) -> bool:
-        """Each tells the other its sums, and none adds them for both."""
-        return len(self.groups) == MUTUAL
+    def is_pair(self) -> bool:
+        """Whether there are two."""
+        return len(self.groups) == PAIR
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -79,7 +79,7 @@ class Piece(NamedTuple):
         start: The first of them.
         stop: One past the last.
         owners: The rank that owns them, by zone.
-        home: The zone whose owner adds the sums of all zones.
+        home: The zone whose owner adds the sums of all zones; of two both owners do, and it is 0.
     """
 
     start: int
@@ -89,7 +89,7 @@ class Piece(NamedTuple):
 
     @property
     def collector(self) -> int:
-        """The rank that adds the sums of all zones; of two, both owners do."""
+        """The rank that adds the sums of all zones, of three or more."""
         return self.owners[self.home]
 
     def of(self, message: torch.Tensor, start: int = 0) -> torch.Tensor:
@@ -119,7 +119,7 @@ def pieces_of(count: int, zones: Zones) -> tuple[tuple[Piece, ...], ...]:
         edges |= {min(k * size, count) for k in range(1, len(group))}
     for start, stop in pairwise(sorted(edges)):
         owners = tuple(group[start // size] for group, size in zip(zones.groups, each, strict=True))
-        size = stop - start if zones.are_two else _share(stop - start, len(owners))
+        size = stop - start if zones.is_pair else _share(stop - start, len(owners))
         for home, at in enumerate(range(start, stop, size)):
             piece = Piece(at, min(at + size, stop), owners, home)
             for owner in owners:
@@ -149,7 +149,7 @@ class Routes:
         given: defaultdict[int, list[Piece]] = defaultdict(list)
         taken: defaultdict[int, list[Piece]] = defaultdict(list)
         for piece in self.own:
-            if not zones.are_two and piece.home != here:
+            if not zones.is_pair and piece.home != here:
                 given[piece.collector].append(piece)
                 continue
             for owner in piece.owners:

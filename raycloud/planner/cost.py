@@ -6,7 +6,7 @@ The slowest worker computes T(b) = fixed_s + b * micro_batch_s for its share b (
 exchange M bytes of gradient, C of codes, over links of B bytes a second whose round trip takes R:
 
     ring, direct    2 (N - 1) / N * C / B                 R/2 * 2 (N - 1), R/2 * 2; R/2 of two
-    tree            2 (Z - 1) / Z * C / B over trunks     R/2 * 4; R/2 * 3 of two zones
+    tree            2 (Z - 1) / Z * C / B over trunks     as direct of Z; R in zones of several
     servers         the busiest node's bytes / B          R/2 * 2
 
 (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC
@@ -28,7 +28,7 @@ from raycloud.planner.shares import step_seconds
 from raycloud.planner.speed import Speed
 from raycloud.spec import Job, SyncPoint
 from raycloud.spec.sections import STREAMED_PERIODS
-from raycloud.spec.sizes import MUTUAL, coded_bytes, ring_bytes, served_bytes, tree_bytes
+from raycloud.spec.sizes import PAIR, coded_bytes, ring_bytes, served_bytes, tree_bytes
 
 if TYPE_CHECKING:
     from raycloud.events import MemberReady
@@ -39,7 +39,7 @@ _BACKWARD = 2 / 3  # of a pass's seconds: backward costs about twice the forward
 # it; and, with others, the control lane and the messages.
 _ALONE_S, _TOGETHER_S = 0.001, 0.003
 # Seconds of a core for each byte of fp32 gradient that goes through a codec: encoded, added up,
-# encoded once more, and added.
+# encoded once more, and added. Of two that exchange it is less.
 _CODING_S = {"none": 0.0, "bf16": 0.4e-9, "int8": 1.0e-9, "int4": 1.2e-9, "topk": 2.5e-9}
 # Seconds of a core for each byte that goes out through TCP, with the one that comes in for it: on
 # the testbed 30 ms at most for the 11.4 MB that each of four sends to exchange 7.6.
@@ -243,18 +243,23 @@ def exchange_seconds(
         # On one machine all stays there, through its memory.
         slowest, hops = (served_bytes(codes, *counts) if any(counts[1]) else 0) or codes, 2
     elif sync.topology == "direct":
-        hops = 1 if members == MUTUAL else 2
+        hops = _latencies(members)
     elif sync.topology == "tree":
-        hops = 2 if len(zones) == 1 else 3 if len(zones) == MUTUAL else 4
+        hops = _latencies(len(zones)) + (2 if len(zones) < members else 0)
         if 1 < len(zones) < members:
             _, slowest = tree_bytes(gradient_bytes, codes, zones)
     return slowest / bytes_per_s + hops * round_trip_s / 2
 
 
+def _latencies(parties: int) -> int:
+    """Of direct exchange, one after the other."""
+    return min(parties, PAIR + 1) - 1
+
+
 def _code_bytes(sync: SyncPoint, gradient_bytes: int, zones: Sequence[int]) -> int:
     """Bytes of a gradient's codes; of two that exchange they are encoded once."""
     parties = {"direct": sum(zones), "tree": len(zones)}.get(sync.topology)
-    return coded_bytes(gradient_bytes, sync.codec, sync.ratio, once=parties == MUTUAL)
+    return coded_bytes(gradient_bytes, sync.codec, sync.ratio, pair=parties == PAIR)
 
 
 def link_of(

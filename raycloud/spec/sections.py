@@ -257,7 +257,7 @@ class SyncSection(Section):
     measured in epochs."""
     topology: Literal["ring", "direct", "tree", "servers", "auto"] = "auto"
     """Between whom updates are exchanged. ring: each member sends to the next one. direct: each
-    sums a part of the gradient and sends the sum to all, in two latencies however many there are.
+    sums a part of the gradient and sends the sum to all, in two latencies, of two members one.
     tree: the same between zones, with the codec, of sums that are made inside each zone without it.
     A node's zone is its label `ray.io/availability-zone`; one without it is a zone of its own.
     Where all are in one zone, or each in its own, that is direct. servers: each sends a part to
@@ -269,10 +269,10 @@ class SyncSection(Section):
     twice `period`) are with servers alone. auto: 2 with servers, else 0."""
     codec: Literal["none", "bf16", "int8", "int4", "topk", "auto"] = "none"
     """How gradients are compressed on their way: bf16 to a half of fp32's bytes, int8 to 1/3.9,
-    int4 to 1/6.4. What that loses is kept and sent with the next step's (error feedback). Those of
-    other types go as they are. topk: of what a round has moved, one value in `ratio`, as its place
-    and two bits; steps that are exchanged one by one go as int4. auto: int4; none on GPUs, and in
-    a ring."""
+    int4 to 1/6.4, between two workers or two zones to 1/7.5. What that loses is kept and sent with
+    the next step's (error feedback). Those of other types go as they are. topk: of what a round has
+    moved, one value in `ratio`, as its place and two bits; steps that are exchanged one by one go
+    as int4. auto: int4; none on GPUs, and in a ring."""
     ratio: Literal[2, 4, 8, 16, 32, 64, 128, 256] | None = None
     """With codec topk, of how many values the largest is sent. With 4 a round travels in 1/28 of
     fp32's bytes, with 8 in 1/46, with 32 in 1/136. What is not sent is kept until it is, for about

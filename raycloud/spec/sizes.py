@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MUTUAL = 2  # so many members, or zones, send each other all they have: see `net.exchange`
+PAIR = 2  # so many members, or zones, send each other all they have: see `net.exchange`
 _REPORTS_PER_S = 50.0  # that a driver hears at most, of all members together
 _BUCKETS = 8
 _LEAST_BUCKET_BYTES = 1024 * 1024
@@ -53,13 +53,14 @@ def tree_bytes(payload_bytes: int, code_bytes: int, zones: Sequence[int]) -> tup
     """Bytes that each member sends, on average, and that each zone sends to others, by a tree.
 
     Z zones have so many members each, N in all. Inside a zone of n members M bytes of payload and C
-    of codes are sent n - 1 times, where there are two zones the codes of both; each zone sends
-    2 (Z - 1) / Z * C to the others.
+    of codes are sent n - 1 times, where there are two zones and a codec those of both; each zone
+    sends 2 (Z - 1) / Z * C to the others.
 
     >>> tree_bytes(1000, 100, [2, 2]), tree_bytes(1000, 100, [2, 1, 1]), tree_bytes(99, 10, [1] * 4)
     ((650, 100), (375, 134), (15, 15))
     """
-    told = 2 * code_bytes if len(zones) == MUTUAL else code_bytes
+    coded_pair = len(zones) == PAIR and code_bytes < payload_bytes
+    told = PAIR * code_bytes if coded_pair else code_bytes
     inside = (sum(zones) - len(zones)) * (payload_bytes + told)
     across = 2 * (len(zones) - 1) * code_bytes
     return -(-(inside + across) // sum(zones)), -(-across // len(zones))
@@ -107,11 +108,11 @@ def report_s(members: int) -> float:
 # Of an fp32 value: int8 has a scale and an offset for 256 values, int4 one for 32, or for 128 where
 # it is encoded once; topk log2(ratio) and two bits for one value, and four bytes for 64 of them.
 _CODED = {"none": 1.0, "bf16": 1 / 2, "int8": 264 / 1024, "int4": 20 / 128}
-_CODED_ONCE = _CODED | {"int4": 68 / 512}
+_CODED_BY_PAIR = _CODED | {"int4": 68 / 512}
 
 
 def coded_bytes(
-    payload_bytes: int, codec: str, ratio: int | None = None, *, once: bool = False
+    payload_bytes: int, codec: str, ratio: int | None = None, *, pair: bool = False
 ) -> int:
     """Bytes of so much fp32 gradient on its way through a codec.
 
@@ -119,16 +120,16 @@ def coded_bytes(
         payload_bytes: Of the gradient.
         codec: Its name.
         ratio: Of how many values `topk` sends one; None: it is another codec.
-        once: Two members, or zones, exchange, and encode once.
+        pair: Two members, or zones, exchange, and encode once.
 
     >>> coded_bytes(1024, "int4"), coded_bytes(1024, "bf16"), coded_bytes(2**20, "topk", 32)
     (160, 512, 7680)
-    >>> coded_bytes(1024, "int4", once=True)
+    >>> coded_bytes(1024, "int4", pair=True)
     136
     """
     if ratio is not None:
         return math.ceil(payload_bytes * (math.log2(ratio) + 2.5) / (32 * ratio))
-    return math.ceil(payload_bytes * (_CODED_ONCE if once else _CODED)[codec])
+    return math.ceil(payload_bytes * (_CODED_BY_PAIR if pair else _CODED)[codec])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

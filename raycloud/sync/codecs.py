@@ -37,8 +37,8 @@ class Codec(Protocol):
     name: str
 
     @property
-    def once(self) -> Codec:
-        """What encodes in its place where sums are of two, and are not encoded again."""
+    def for_pair(self) -> Codec:
+        """What encodes in its place where two exchange: their sum is not encoded again."""
         return self
 
     def bound(self, count: int) -> int:
@@ -260,23 +260,23 @@ class Int8(_Rows):
 class Int4(_Rows):
     """Four bits a value, in blocks of 32 with fp16 scale and offset: 6.4 times fewer bytes.
 
-    Blocks of 128 take 15% fewer, and cost more of the loss where sums are encoded, too; what is
-    encoded once is in those: `docs/decisions/0025`, `0041`.
+    Blocks of 128 take 15% fewer, and cost more of the loss where sums are encoded, too; where they
+    are not, between two, it is those: `docs/decisions/0025`, `0041`.
 
     Args:
         block: Values of a block, a power of two.
-        once: What encodes what is encoded once; None: this does.
+        for_pair: See `Codec.for_pair`; None: this itself.
     """
 
     name = "int4"
 
-    def __init__(self, block: int = 32, once: Codec | None = None) -> None:
-        self._block, self._row_bytes, self._once = block, block // 2 + 4, once
+    def __init__(self, block: int = 32, for_pair: Codec | None = None) -> None:
+        self._block, self._row_bytes, self._for_pair = block, block // 2 + 4, for_pair
 
     @property
-    def once(self) -> Codec:
-        """See `Codec.once`."""
-        return self if self._once is None else self._once
+    def for_pair(self) -> Codec:
+        """See `Codec.for_pair`."""
+        return self if self._for_pair is None else self._for_pair
 
     def _pack(self, rows: torch.Tensor) -> torch.Tensor:
         packed: torch.Tensor = torch.ops.quantized.embedding_bag_4bit_prepack(rows)
@@ -400,5 +400,5 @@ def _mean(blocks: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
 
 
 CODECS: dict[str, Codec] = {
-    one.name: one for one in (Full(), Brain(), Int8(), Int4(once=Int4(128)))
+    one.name: one for one in (Full(), Brain(), Int8(), Int4(for_pair=Int4(128)))
 }

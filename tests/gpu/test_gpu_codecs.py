@@ -12,7 +12,7 @@ from tests.sockets import direct_members
 
 COUNT = 300_001
 SOON_S = 20.0
-CODED = ("none", "bf16", "int8", "int4", "topk")
+CODED = ("none", "bf16", "int8", "int4", "int4-128", "topk")
 
 
 def normal(seed: int) -> torch.Tensor:

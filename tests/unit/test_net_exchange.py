@@ -118,20 +118,23 @@ def test_residuals_and_sum_make_the_sum_of_values(name: str, size: int) -> None:
     assert float((total.double() + kept - exact).norm()) <= 1e-6 * float(exact.norm())
 
 
-def test_two_encode_once_and_lose_less() -> None:
-    """What is lost of a sum of two is half of what two codes one after the other lose of it."""
+@pytest.mark.parametrize("tails", ["normal", "heavy"])
+def test_a_sum_of_two_loses_about_what_it_did_where_it_was_encoded_twice(tails: str) -> None:
+    """One code of each in blocks of 128, beside a code there and one of the sum back, of 32."""
     rows, codec = values_of(2, 2**17), EVERY["int4"]
+    if tails == "heavy":  # Student's t of three degrees of freedom, about
+        rows = [row / part.abs().clamp_min(0.1) for row, part in zip(rows, rows[::-1], strict=True)]
     exact = torch.stack(rows).double().sum(0)
+    twice = decoded(codec, rows[0] + decoded(codec, rows[1]))
+    totals = [torch.empty_like(row) for row in rows]
+    each = zip(rows, totals, strict=True)
+    Wires(2, random.Random(0)).run([[reduction(*one, codec, 2)] for one in each])
 
-    def lost(blocks: Coding) -> float:
-        total = sum(decoded(blocks, row) for row in rows)
+    def lost(total: torch.Tensor) -> float:
         return float((total.double() - exact).square().mean())
 
-    twice = decoded(codec, rows[0] + decoded(codec, rows[1]))
-    before = float((twice.double() - exact).square().mean())
-    assert codec.once.bound(2**17) * 1.17 < codec.bound(2**17)
-    assert lost(codec.once) <= 1.1 * before
-    assert lost(codec) <= 0.75 * before
+    assert codec.for_pair.bound(2**17) * 1.17 < codec.bound(2**17)
+    assert lost(totals[0]) <= (1.1 if tails == "normal" else 2.0) * lost(twice)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -176,9 +179,8 @@ def test_memory_is_used_again() -> None:
         (Frame(Phase.PART, 0, 2**31, 0), "not expected"),
         (Frame(Phase.PART, 0, 12, 0), "not expected"),
         (Frame(Phase.WHOLE, 0, 8, 0), "not expected"),
-        (Frame(Phase.SUM, 1, 2**31 + 1, 0), "not expected"),
     ],
-    ids=["too long", "of another length", "of another kind", "early and huge"],
+    ids=["too long", "of another length", "of another kind"],
 )
 def test_a_frame_that_is_not_expected_is_refused_unread(frame: Frame, why: str) -> None:
     member = DirectExchange(0, 2, lambda *_: None)
@@ -206,6 +208,8 @@ def test_early_frames_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         payload = member.expect(1, frame)
         member.receive(1, frame._replace(check=zlib.crc32(payload.numpy())), payload)
 
+    with pytest.raises(TransportError, match="not expected"):
+        member.expect(1, Frame(Phase.SUM, 1, 2**18 + 1, 0))
     take(0)
     with pytest.raises(TransportError, match="not expected"):
         deque(map(take, range(1, 10)))

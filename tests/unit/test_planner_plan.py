@@ -211,7 +211,7 @@ def test_in_a_tree_the_links_between_zones_count() -> None:
         ).predicted
         for topology, codec in (("ring", "none"), ("tree", "int4"))
     )
-    codes = coded_bytes(2**24, "int4", once=True)
+    codes = coded_bytes(2**24, "int4", pair=True)
     assert tree.bytes_per_step == (2 * (2**24 + 2 * codes) + 2 * codes) // 4
     assert tree.exchange_s == codes / link
     assert ring.exchange_s is not None

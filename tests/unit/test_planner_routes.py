@@ -9,7 +9,7 @@ from itertools import permutations
 import pytest
 
 from raycloud.net.stream import Place
-from raycloud.net.zones import Zones, pieces_of
+from raycloud.net.zones import Zones, routes_of
 from raycloud.planner.routes import (
     Link,
     Measured,
@@ -166,8 +166,7 @@ def test_two_zones_whatever_the_order_of_arrival() -> None:
 def test_ring_and_tree_of_a_run_cross_the_trunk_once_each_way_whoever_came_first() -> None:
     """S9, by what members really meet as, for every order of ranks.
 
-    A ring leaves each zone once. Of a tree each value crosses once each way: to the zone whose
-    owner adds the sums, and as their sum from there.
+    A ring leaves each zone once. Of a tree each value crosses once each way, in its zone's sum.
     """
     nodes = {"a": "x", "b": "x", "c": "y", "d": "y"}
     count = 10_000
@@ -184,16 +183,13 @@ def test_ring_and_tree_of_a_run_cross_the_trunk_once_each_way_whoever_came_first
         ring = [order[rank] for rank in meeting.labelled.order]
         assert crossings(ring, nodes) == {("x", "y"): 1, ("y", "x"): 1}
         zones = meeting.near
-        owned = pieces_of(count, zones)
         sent: Counter[tuple[str, str]] = Counter()
-        for rank, pieces in enumerate(owned):
-            own = nodes[order[rank]]
-            for piece in pieces:
-                size = piece.stop - piece.start
-                for owner in piece.owners:
-                    other = nodes[order[owner]]
-                    if owner != rank and piece.collector in {owner, rank}:
-                        sent[own, other] += size  # what it has summed, or the sum of all
+        for rank, node in enumerate(order):
+            routes = routes_of(count, rank, zones)
+            assert not routes.given
+            for owner, pieces in routes.taken.items():
+                for piece in pieces:
+                    sent[nodes[node], nodes[order[owner]]] += piece.stop - piece.start
         assert sent == {("x", "y"): count, ("y", "x"): count}
 
 
