@@ -55,8 +55,9 @@ class RoundEnds:
     """Where rounds end: so each member, and a resumed run, knows it by arithmetic.
 
     Attributes:
-        period: Steps of a round, at most; it ends before a multiple of that.
-        reads: After multiples of these something reads the state: there a round ends early.
+        period: Steps of a round, at most; without reads it ends before a multiple of that.
+        reads: After multiples of these something reads the state: there a round ends. The steps
+            from one to the next are in as few rounds as can be, of about as many steps each.
         warm_steps: So many steps come first that are no part of a round.
         grow: The first of them end after 4, 8, 16 ... steps: what speeds are is known soon.
         stop: Where a round that is under way ends, whatever else holds; 0: nowhere.
@@ -73,7 +74,9 @@ class RoundEnds:
 
         >>> ends = RoundEnds(period=4, reads=(6,), warm_steps=1)
         >>> [ends.after(step, last_step=9) for step in (0, 1, 4, 6, 8)]
-        [1, 4, 6, 8, 9]
+        [1, 4, 6, 9, 9]
+        >>> [RoundEnds(period=8, reads=(10,)).after(step, 99) for step in (0, 5, 10)]
+        [5, 10, 15]
         >>> RoundEnds(period=4, stop=3).after(0, last_step=9)
         3
         >>> growing = RoundEnds(period=32, grow=True)
@@ -84,10 +87,18 @@ class RoundEnds:
             return min(step + 1, last_step)
         if step < self.stop:
             return min(self.stop, last_step)
-        ends = [(step // n + 1) * n for n in (self.period, *self.reads)]
+        ends = [self._cut(step) if self.reads else (step // self.period + 1) * self.period]
         if self.grow and step < self.period:
             ends.append(1 << max(2, step.bit_length()))
         return min(last_step, *ends)
+
+    def _cut(self, step: int) -> int:
+        """Where the round of `step` ends, by what reads the state before and after it."""
+        first = max(self.warm_steps, *(step // every * every for every in self.reads))
+        size = min((step // every + 1) * every for every in self.reads) - first
+        rounds = -(-size // self.period)
+        number = (step - first) * rounds // size + 1
+        return first + -(-number * size // rounds)
 
     def alone(self, step: int) -> bool:
         """Whether `step` is exchanged by itself, and is no part of a round."""
