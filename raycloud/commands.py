@@ -135,7 +135,8 @@ class Form:
     number of the last change that is over, in force or withdrawn; one after it is still to come.
     `following` as in a `Meet`. They go `back` first where no sound state was left. `keys` are those
     of the members, by rank, and `shares` those of replicas; see `events.key_of`. Updates travel by
-    `sync`; None: as the job says, with what that lets members choose.
+    `sync`; None: as the job says, with what that lets members choose. All is
+    measured up to step `measured`.
     """
 
     generation: int
@@ -147,6 +148,7 @@ class Form:
     back: Back | None = None
     keys: tuple[WorkerKey, ...] = ()
     sync: SyncPoint | None = None
+    measured: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -210,6 +210,7 @@ class Data:
         ahead: Data that has grown, of which members have not been told yet.
         first: What the first of those that met first said of itself, and so of the data.
         skips: What steps took and did not count, and who has said so; until it is written down.
+        measured: The newest step after which all members have measured; 0: none.
     """
 
     progress: Progress | None = None
@@ -218,6 +219,11 @@ class Data:
     ahead: DataGrew | None = None
     first: MemberReady | None = None
     skips: dict[Skip, set[int]] = field(default_factory=dict)
+    measured: int = 0
+
+    def note_measured(self, step: int) -> None:
+        """All members have measured after `step`."""
+        self.measured = step
 
     def formed(self) -> Progress:
         """The progress, once a generation was told to form.

@@ -149,6 +149,7 @@ def regroup(state: JobState) -> Iterator[Command]:
         keys=membership.keys,
         back=state.recovery.back,
         sync=state.sync.point,
+        measured=state.data.measured,
     )
 
 

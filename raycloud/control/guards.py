@@ -299,11 +299,13 @@ def _apart(state: JobState) -> bool:
 
 
 def _uneven(state: JobState) -> bool:
-    """Once in a round, and where members that meet anew have nothing to measure or write again."""
-    membership, step = state.membership, state.data.formed().committed_step
+    """Once in a round, and where members that meet anew have nothing to write or measure again."""
+    membership, measures = state.membership, state.settings.measures
+    step = state.data.formed().committed_step
     return (
         state.recovery.meetings == 1
-        and all(step % every for every in state.settings.reads)
+        and all(step % every for every in state.settings.reads if every != measures)
+        and (measures == 0 or step % measures > 0 or step == state.data.measured)
         and membership.met
         and not membership.following
         and not membership.any_done()

@@ -70,6 +70,7 @@ class ControlSettings:
         toured: They have been, before this start: only where links change they are again.
         warm_steps: So many come before there are rounds.
         reads: After multiples of these steps members measure, or write a checkpoint.
+        measures: That of them after which they measure, and no more; 0: there is none.
         job_steps: Of the whole job; None: as many as its `epochs` have, or it is not known.
         epochs: Of the whole job; None: likewise.
         step: The first step to compute; more than 0 if the run goes on from a checkpoint.
@@ -117,6 +118,7 @@ class ControlSettings:
     toured: bool = False
     warm_steps: int = 0
     reads: tuple[int, ...] = ()
+    measures: int = 0
     job_steps: int | None = None
     epochs: int | None = None
     step: int = 0

@@ -261,6 +261,7 @@ class Session:
             toured=toured,
             warm_steps=job.warm_steps,
             reads=job.reads,
+            measures=job.measures,
             job_steps=self.only_steps or job.steps,
             epochs=None if job.steps is not None else job.epochs,
             exact=job.sync_point.codec == "none"

@@ -56,7 +56,7 @@ class Meeting:
     `settled` is the number of the last change that is over, in force or withdrawn. A `planned`
     meeting is that change itself: those that compute come to it `ahead`, while they do, and give
     its number there. Members of `following` need not have the state yet. Where nobody had it any
-    more they go `back` before they come. `keys` and `sync` are as in a `Form`.
+    more they go `back` before they come. `keys`, `sync` and `measured` are as in a `Form`.
     """
 
     place: Place
@@ -73,6 +73,7 @@ class Meeting:
     back: Back | None = None
     keys: tuple[WorkerKey, ...] = ()
     sync: SyncPoint | None = None
+    measured: int = 0
 
     @property
     def labelled(self) -> Zones:
@@ -100,6 +101,7 @@ class Meeting:
             keys=formed.keys,
             sync=formed.sync,
             back=formed.back if isinstance(formed, Form) else None,
+            measured=formed.measured if isinstance(formed, Form) else 0,
             **more,
         )
 

@@ -396,6 +396,12 @@ class Job(Section):
         return tuple(one for one in every if isinstance(one, int))
 
     @property
+    def measures(self) -> int:
+        """That of them after which members measure and write nothing; 0: there is none."""
+        measures, writes = self.evaluate.every_steps, self.checkpoint.every_steps
+        return measures if measures is not None and measures != writes else 0
+
+    @property
     def warm_steps(self) -> int:
         """Steps before the first round; 0 without rounds. From the job alone: all know it alike."""
         if self.most_period == 1 or (self.asynchronous and self.sync.warm_steps == "auto"):

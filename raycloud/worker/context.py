@@ -87,7 +87,8 @@ class Membership:
 
     `last_step` is one past the last step, as it is known then: data that grows may put it off.
     `held` says where data lies, see `Schedule`. Members of `following` compute and write nothing:
-    they had no state when the generation met, and have no share yet. `keys` are as in a `Form`.
+    they had no state when the generation met, and have no share yet. `keys` and `measured` are as
+    in a `Form`; what a schedule goes by is measured again.
     """
 
     members: tuple[int, ...]
@@ -100,6 +101,7 @@ class Membership:
     held: Held = ()
     following: tuple[int, ...] = ()
     keys: tuple[WorkerKey, ...] = ()
+    measured: int = 0
 
     @property
     def size(self) -> int:

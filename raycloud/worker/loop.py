@@ -565,7 +565,7 @@ class Loop:
 
     def _measures(self, done: int) -> bool:
         every = self._context.job.evaluate.every_steps
-        return every is not None and done > 0 and done % every == 0
+        return every is not None and done > self.seat.measured and done % every == 0
 
     def _lacks_measured(self) -> bool:
         """Whether the run has ended here before, so that its schedule was stepped no more."""

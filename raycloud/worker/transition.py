@@ -348,6 +348,7 @@ class Transition:
             last_step=self._last_step,
             following=meeting.following,
             keys=meeting.keys,
+            measured=0 if self._context.replica.by_measured else meeting.measured,
         )
 
 

@@ -17,6 +17,7 @@ from raycloud.order import (
     Ledger,
     Order,
     Position,
+    RoundEnds,
     Settled,
     Steps,
     assign,
@@ -274,3 +275,23 @@ class Leases(RuleBasedStateMachine):
 
 TestLeases = Leases.TestCase
 TestLeases.settings = examples(60, stateful_step_count=40)
+
+
+@given(
+    st.sampled_from([2, 3, 8, 16, 32]),
+    st.lists(st.integers(1, 60), max_size=3),
+    st.sampled_from([0, 3, 28]),
+)
+def test_rounds_end_at_reads_are_no_longer_than_a_period_and_few(period, reads, warm_steps):
+    ends = RoundEnds(period=period, reads=tuple(reads), warm_steps=warm_steps)
+    step, last_step, cuts = warm_steps, 200, [warm_steps]
+    while step < last_step:
+        end = ends.after(step, last_step)
+        assert step < end <= step + period
+        assert all(ends.after(within, last_step) == end for within in range(step, end))
+        step = end
+        cuts.append(end)
+    due = sorted({k for every in reads for k in range(0, last_step, every) if k > warm_steps})
+    assert set(due) <= set(cuts)
+    for first, stop in pairwise([warm_steps, *due]) if reads else ():
+        assert sum(first < cut <= stop for cut in cuts) == -(-(stop - first) // period)

@@ -379,6 +379,21 @@ def test_the_rest_of_a_round_stays_where_members_would_measure_once_more():
     assert not of(c.Form, in_a_round(Behind(4, 3.2, rest_s=20.0, usual_s=2.5), job=job))
 
 
+@pytest.mark.parametrize(("told", "reads"), [((), (4,)), ((4,), (4,)), ((4, 8), (4, 8))])
+def test_the_rest_of_a_round_stays_until_all_is_measured_and_nothing_is_written(told, reads):
+    job = training(reshare_every_s=1000.0, reshare_steps=1000, reads=reads, measures=4)
+    for step in told:
+        job.on(e.Evaluated(step=step, metrics={}), 1.0)
+    assert not of(c.Form, in_a_round(Behind(4, 3.2, rest_s=20.0, usual_s=2.5), job=job))
+
+
+def test_the_rest_of_a_round_is_dealt_anew_where_all_is_measured():
+    job = training(reshare_every_s=1000.0, reshare_steps=1000, reads=(4, 50), measures=4)
+    job.on(e.Evaluated(step=8, metrics={}), 1.0)
+    _, form = in_a_round(Behind(4, 3.2, rest_s=20.0, usual_s=2.5), job=job)
+    assert form.measured == 8
+
+
 def test_what_was_late_in_a_round_is_forgotten_with_it():
     job = training(reshare_every_s=1000.0, reshare_steps=1000)
     far = Behind(4, 3.2, rest_s=20.0, usual_s=2.5)

@@ -129,6 +129,10 @@ def test_every_so_many_steps_and_at_the_end(tmp_path: Path) -> None:
     alone.run()
     assert alone.steps_of(PartWritten) == [4, 8, 9]
     assert alone.steps_of(EvaluationPart) == [3, 6, 9]
+    again = Alone(tmp_path / "again", asked)
+    again.loop.enter(replace(again.seat, measured=3), Lane(Loopback(1).members[0]))
+    again.run()
+    assert again.steps_of(EvaluationPart) == [6, 9]  # after 3 all members have
     values = decode(alone.of(PartWritten)[0].part["values"])
     assert (values["step"], values["epoch"], values["offset"]) == (4, 0, 64)
     assert values["optimizer"]["groups"][0]["betas"] == (0.9, 0.999)
