@@ -22,6 +22,7 @@ class Store:
     only: str = ""  # the method that fails; empty: any
     url: str = ""
     asked: list[str] = field(default_factory=list)
+    sent: int = 0  # bytes of answers
 
     def fails(self, method: str) -> bool:
         if self.failures and method.startswith(self.only):
@@ -76,6 +77,7 @@ def serving(store: Store) -> Iterator[Store]:
         def _send(
             self, status: int, headers: dict[str, str], data: bytes, length: str | None = None
         ) -> None:
+            store.sent += len(data) if self.command == "GET" else 0
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)

@@ -33,6 +33,7 @@ _ARROW_SCHEMES = {scheme: scheme for scheme in ("s3", "gs", "hdfs", "viewfs", "a
 _ARROW_SCHEMES |= {"s3a": "s3", "gcs": "gs"}
 _TAGS = ("ETag", "etag", "md5Hash", "Content-MD5", "Digest", "checksum", "Last-Modified", "updated")
 _NOT_THERE = frozenset({None, 404, 410})
+_BUFFERED = frozenset({"http", "https", "s3", "s3a", "gs", "gcs", "abfs", "az"})
 _TIMES = ("mtime", "LastModified", "last_modified", "modified", "created")
 
 _HEAD = re.compile(r"^(?P<scheme>[a-z][a-z0-9+.-]*)://", re.IGNORECASE)
@@ -119,8 +120,8 @@ class ArrowTree:
         selector = fs.FileSelector(path, recursive=deep)
         return list(map(self._entry, self._system.get_file_info(selector)))
 
-    def open(self, path: str) -> pa.NativeFile:
-        """Open a file for reading at any place."""
+    def open(self, path: str, *, ahead: bool = True) -> pa.NativeFile:  # noqa: ARG002 - never
+        """Open a file for reading at any place; it reads nothing `ahead`."""
         return self._system.open_input_file(path)
 
     def part(self, path: str, start: int, stop: int) -> bytes:
@@ -186,9 +187,13 @@ class FsspecTree:
         entries = map(self._entry, found.values())
         return [entry for entry in entries if entry.path.rstrip("/") != path.rstrip("/")]
 
-    def open(self, path: str) -> pa.NativeFile:
-        """Open a file. What cannot be read at any place is read whole."""
-        file = self._system.open(path, "rb")
+    def open(self, path: str, *, ahead: bool = True) -> pa.NativeFile:
+        """Open a file. What cannot be read at any place is read whole.
+
+        It reads megabytes ahead of what is asked for, unless that is known to come in large parts.
+        """
+        more = {} if ahead or self.scheme not in _BUFFERED else {"cache_type": "none"}
+        file = self._system.open(path, "rb", **more)
         if file.seekable():
             return pa.PythonFile(file, mode="r")
         with file:

@@ -42,8 +42,8 @@ _AS_THEY_ARE = csv.ConvertOptions(check_utf8=False)
 
 def holds_bytes(source: Source, file: Input, format_: str, pause: Pause) -> bool:
     """Whether rows hold bytes, such as images, which grow when they are decoded."""
-    with open_input(source, file, pause) as opened:
-        is_parquet = format_ == "parquet"
+    is_parquet = format_ == "parquet"
+    with open_input(source, file, pause, ahead=not is_parquet) as opened:
         schema = pq.read_schema(opened) if is_parquet else _arrow_reader(opened).schema
         names = columns_to_read(source, schema.names, file.path)
         return any(_has_bytes(schema.field(name).type) for name in names)
@@ -51,7 +51,7 @@ def holds_bytes(source: Source, file: Input, format_: str, pause: Pause) -> bool
 
 def parquet_parts(source: Source, file: Input, pause: Pause) -> list[int]:
     """Encoded bytes of the columns to read of each row group."""
-    with open_input(source, file, pause) as opened:
+    with open_input(source, file, pause, ahead=False) as opened:
         parquet = pq.ParquetFile(opened)
         names = set(columns_to_read(source, parquet.schema_arrow.names, file.path))
         groups = map(parquet.metadata.row_group, range(parquet.metadata.num_row_groups))
@@ -75,8 +75,8 @@ def arrow_parts(source: Source, file: Input, pause: Pause) -> list[int]:
 def read_parquet(source: Source, piece: Slice, pause: Pause) -> Iterator[Piece]:
     """The rows of some row groups, or of whole files."""
     for file in piece.inputs:
-        with open_input(source, file, pause) as opened:
-            parquet = pq.ParquetFile(opened, pre_buffer=True)
+        with open_input(source, file, pause, ahead=False) as opened:
+            parquet = pq.ParquetFile(opened, pre_buffer=True)  # columns in one part, or a few
             metadata = parquet.metadata
             names = columns_to_read(source, parquet.schema_arrow.names, file.path)
             row = sum(metadata.row_group(g).num_rows for g in range(piece.start))

@@ -103,8 +103,10 @@ def locate(source: Source, *, pause: Pause = wait) -> list[File]:
     return [known.get(name) or _file(source, *found[name], name, pause) for name in names]
 
 
-def open_file(source: Source, path: str, *, pause: Pause = wait) -> pa.NativeFile:
-    """Open a file of `locate` for reading at any place.
+def open_file(
+    source: Source, path: str, *, pause: Pause = wait, ahead: bool = True
+) -> pa.NativeFile:
+    """Open a file of `locate` for reading at any place; see `FsspecTree.open`.
 
     What fails for the moment (5xx, 429, a lost connection) is tried again, also while reading.
 
@@ -114,7 +116,7 @@ def open_file(source: Source, path: str, *, pause: Pause = wait) -> pa.NativeFil
     if is_local(path):
         return _retried(source, path, partial(LocalTree().open, path), pause)
     root, inner = _place_of(source, path)
-    reopen = partial(root.tree.open, inner)
+    reopen = partial(root.tree.open, inner, ahead=ahead)
     return pa.PythonFile(RetryingFile(reopen, pause, partial(_refusal, source, path)), mode="r")
 
 
@@ -140,10 +142,12 @@ def _place_of(source: Source, path: str) -> tuple[Root, str]:
 
 
 @contextmanager
-def open_input(source: Source, file: Input, pause: Pause) -> Iterator[pa.NativeFile]:
+def open_input(
+    source: Source, file: Input, pause: Pause, *, ahead: bool = True
+) -> Iterator[pa.NativeFile]:
     """An input, open; what goes wrong with it inside is a `DataError` that names it."""
     try:
-        with open_file(source, file.path, pause=pause) as opened:
+        with open_file(source, file.path, pause=pause, ahead=ahead) as opened:
             size = opened.size()
             if size != file.bytes:
                 raise DataError(

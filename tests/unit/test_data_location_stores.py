@@ -144,6 +144,21 @@ def test_files_behind_http() -> None:
         assert values(Source(path=paths)) == list(range(600))
 
 
+def test_of_parquet_behind_http_no_more_is_read_than_it_has() -> None:
+    """By itself fsspec reads 5 MiB ahead."""
+    sink = io.BytesIO()
+    noise = np.random.default_rng(0).integers(2**62, size=2_000_000)
+    pq.write_table(pa.table({"x": noise}), sink, row_group_size=100_000, compression="none")
+    whole = sink.getvalue()
+    with serving(Store(files={"/a.parquet": whole})) as store:
+        source = Source(path=f"{store.url}/a.parquet")
+        found = [Input(path=f.path, bytes=f.bytes, digest="") for f in locate(source)]
+        pieces = cut(source, found)
+        rows = [part.table["x"].to_numpy() for piece in pieces for part in read(source, piece)]
+    assert np.array_equal(np.concatenate(rows), noise)
+    assert store.sent <= 1.1 * len(whole)
+
+
 def test_a_page_of_links_is_a_directory() -> None:
     page = b'<a href="a.csv">a</a> <a href="b.csv">b</a> <a href="notes.pdf">n</a>'
     files = {"/data/": page, "/data/a.csv": b"x\n1\n", "/data/b.csv": b"x\n2\n"}
