@@ -135,8 +135,8 @@ class Form:
     number of the last change that is over, in force or withdrawn; one after it is still to come.
     `following` as in a `Meet`. They go `back` first where no sound state was left. `keys` are those
     of the members, by rank, and `shares` those of replicas; see `events.key_of`. Updates travel by
-    `sync`; None: as the job says, with what that lets members choose. All is
-    measured up to step `measured`.
+    `sync`; None: as the job says, with what that lets members choose. What is to be measured up to
+    step `measured` is measured.
     """
 
     generation: int

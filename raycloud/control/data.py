@@ -335,6 +335,7 @@ class Data:
             ledger.grow(*steps.later[-1])
             records.append(growth_record(*steps.later[-1]))
         progress.go_back(event.step, ledger, generation)
+        self.measured = min(self.measured, event.step)
         self.skips.clear()
         yield Record(records=tuple(records))
 

@@ -70,7 +70,7 @@ class ControlSettings:
         toured: They have been, before this start: only where links change they are again.
         warm_steps: So many come before there are rounds.
         reads: After multiples of these steps members measure, or write a checkpoint.
-        measures: That of them after which they measure, and no more; 0: there is none.
+        measures: After multiples of these steps they measure; 0: never, or they always write, too.
         job_steps: Of the whole job; None: as many as its `epochs` have, or it is not known.
         epochs: Of the whole job; None: likewise.
         step: The first step to compute; more than 0 if the run goes on from a checkpoint.

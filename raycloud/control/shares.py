@@ -124,9 +124,10 @@ class Resharing:
     def _take_turn(self, report: StepsCommitted, steps: int) -> None:
         """Rounds begin, or are over. In one no step has an exchange beside it: speed is another.
 
-        The shorter ones that a run may begin with have its first steps, which are slow.
+        The shorter ones that a run may begin with have its first steps, which are slow. Others are
+        at least half as long as a period, unless something reads the state sooner.
         """
-        if report.period > 1 and steps < min(report.period, _SOME_STEPS):
+        if report.period > 1 and steps < min((report.period + 1) // 2, _SOME_STEPS):
             return
         self._in_rounds ^= {report.member}
         if report.period > 1 and report.compute_s > 0:

@@ -34,6 +34,7 @@ _ARROW_SCHEMES |= {"s3a": "s3", "gcs": "gs"}
 _TAGS = ("ETag", "etag", "md5Hash", "Content-MD5", "Digest", "checksum", "Last-Modified", "updated")
 _NOT_THERE = frozenset({None, 404, 410})
 _BUFFERED = frozenset({"http", "https", "s3", "s3a", "gs", "gcs", "abfs", "az"})
+_CACHES = frozenset({"cache_type", "cache_options", "default_cache_type", "block_size"})
 _TIMES = ("mtime", "LastModified", "last_modified", "modified", "created")
 
 _HEAD = re.compile(r"^(?P<scheme>[a-z][a-z0-9+.-]*)://", re.IGNORECASE)
@@ -121,7 +122,7 @@ class ArrowTree:
         return list(map(self._entry, self._system.get_file_info(selector)))
 
     def open(self, path: str, *, ahead: bool = True) -> pa.NativeFile:  # noqa: ARG002 - never
-        """Open a file for reading at any place; it reads nothing `ahead`."""
+        """Open a file for reading at any place. Whether it reads `ahead` is its own choice."""
         return self._system.open_input_file(path)
 
     def part(self, path: str, start: int, stop: int) -> bytes:
@@ -191,8 +192,10 @@ class FsspecTree:
         """Open a file. What cannot be read at any place is read whole.
 
         It reads megabytes ahead of what is asked for, unless that is known to come in large parts.
+        A file system that was given a cache of its own keeps that.
         """
-        more = {} if ahead or self.scheme not in _BUFFERED else {"cache_type": "none"}
+        own = _CACHES & getattr(self._system, "storage_options", {}).keys()
+        more = {} if ahead or own or self.scheme not in _BUFFERED else {"cache_type": "none"}
         file = self._system.open(path, "rb", **more)
         if file.seekable():
             return pa.PythonFile(file, mode="r")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from raycloud.data.retry import Pause
     from raycloud.task import Source
 
+_PART_BYTES = 5 * 2**20  # that are asked for at once, about; as fsspec's buffers are
 _BATCH_BYTES = 8 * 2**20  # of decoded rows at once
 _BATCH_ROWS = 65536
 _MAGIC = b"ARROW1"
@@ -43,7 +44,8 @@ _AS_THEY_ARE = csv.ConvertOptions(check_utf8=False)
 def holds_bytes(source: Source, file: Input, format_: str, pause: Pause) -> bool:
     """Whether rows hold bytes, such as images, which grow when they are decoded."""
     is_parquet = format_ == "parquet"
-    with open_input(source, file, pause, ahead=not is_parquet) as opened:
+    ahead = not is_parquet or file.bytes <= _PART_BYTES
+    with open_input(source, file, pause, ahead=ahead) as opened:
         schema = pq.read_schema(opened) if is_parquet else _arrow_reader(opened).schema
         names = columns_to_read(source, schema.names, file.path)
         return any(_has_bytes(schema.field(name).type) for name in names)
@@ -51,7 +53,7 @@ def holds_bytes(source: Source, file: Input, format_: str, pause: Pause) -> bool
 
 def parquet_parts(source: Source, file: Input, pause: Pause) -> list[int]:
     """Encoded bytes of the columns to read of each row group."""
-    with open_input(source, file, pause, ahead=False) as opened:
+    with open_input(source, file, pause, ahead=file.bytes <= _PART_BYTES) as opened:
         parquet = pq.ParquetFile(opened)
         names = set(columns_to_read(source, parquet.schema_arrow.names, file.path))
         groups = map(parquet.metadata.row_group, range(parquet.metadata.num_row_groups))
@@ -75,17 +77,16 @@ def arrow_parts(source: Source, file: Input, pause: Pause) -> list[int]:
 def read_parquet(source: Source, piece: Slice, pause: Pause) -> Iterator[Piece]:
     """The rows of some row groups, or of whole files."""
     for file in piece.inputs:
-        with open_input(source, file, pause, ahead=False) as opened:
-            parquet = pq.ParquetFile(opened, pre_buffer=True)  # columns in one part, or a few
+        with open_input(source, file, pause, ahead=file.bytes <= _PART_BYTES) as opened:
+            parquet = pq.ParquetFile(opened, pre_buffer=True)
             metadata = parquet.metadata
             names = columns_to_read(source, parquet.schema_arrow.names, file.path)
             row = sum(metadata.row_group(g).num_rows for g in range(piece.start))
-            for group in range(piece.start, piece.stop or metadata.num_row_groups):
-                part = metadata.row_group(group)
-                size = max(1, _BATCH_BYTES * part.num_rows // max(1, part.total_byte_size))
+            stop = piece.stop or metadata.num_row_groups
+            for groups, size in _read_at_once(metadata, piece.start, stop):
                 for batch in parquet.iter_batches(
-                    batch_size=min(size, _BATCH_ROWS),
-                    row_groups=[group],
+                    batch_size=size,
+                    row_groups=groups,
                     columns=names,
                     use_threads=False,
                 ):
@@ -93,6 +94,18 @@ def read_parquet(source: Source, piece: Slice, pause: Pause) -> Iterator[Piece]:
                     numbers = np.arange(row, row + batch.num_rows)
                     yield Piece(table=table, file=file.path, numbers=numbers)
                     row += batch.num_rows
+
+
+def _read_at_once(metadata: Any, start: int, stop: int) -> Iterator[tuple[list[int], int]]:
+    """Row groups to ask for together, so that many small ones are one part; and rows at once."""
+    groups, rows, size = list[int](), 0, 0
+    for group in range(start, stop):
+        part = metadata.row_group(group)
+        groups.append(group)
+        rows, size = rows + part.num_rows, size + part.total_byte_size
+        if size >= _PART_BYTES or group == stop - 1:
+            yield groups, min(_BATCH_ROWS, max(1, _BATCH_BYTES * rows // max(1, size)))
+            groups, rows, size = [], 0, 0
 
 
 def read_arrow(source: Source, piece: Slice, pause: Pause) -> Iterator[Piece]:

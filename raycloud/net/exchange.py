@@ -33,6 +33,7 @@ HEADER = struct.Struct(">2sBBIIII")  # name, format, phase, nonce, operation, by
 _NAME = b"rf"
 WHOLE_BYTES = 2**13  # a message of at most so many goes whole to all
 _EARLY_BYTES = 2**32  # may wait here for operations that have not been started
+_LARGEST_BYTES = 2**31  # of a frame: it counts them in 32 bits
 PLAIN = "plain "  # before a type, the name of what does not encode
 ALIGNED = 256  # values: parts begin at multiples, so that no block of a codec is cut
 
@@ -291,7 +292,13 @@ def reduction(
     values: torch.Tensor, total: torch.Tensor, coding: Coding, size: int
 ) -> Reduction | PairReduction:
     """A sum over so many members."""
-    return (PairReduction if size == PAIR else Reduction)(values, total, coding)
+    of = PairReduction if _by_pair(values.numel(), coding, size) else Reduction
+    return of(values, total, coding)
+
+
+def _by_pair(count: int, coding: Coding, size: int) -> bool:
+    """Of two members, and what a frame can carry."""
+    return size == PAIR and coding.for_pair.bound(count) < _LARGEST_BYTES
 
 
 class Gather(Operation):
@@ -483,7 +490,7 @@ def octets_of(payload: torch.Tensor) -> memoryview:
 
 def reduction_bytes(count: int, rank: int, size: int, coding: Coding) -> int:
     """Bytes of payload that a member sends in a `reduction` of so many values."""
-    if size == PAIR:
+    if _by_pair(count, coding, size):
         return coding.for_pair.bound(count)
     each = -(-count // (size * ALIGNED)) * ALIGNED
     codes = [coding.bound(max(0, min(each, count - r * each))) for r in range(size)]

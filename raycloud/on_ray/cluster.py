@@ -234,7 +234,8 @@ class RayCluster:
     @property
     def _job(self) -> Job:
         job = self._session.job
-        return self._seen.job(job if self._sync is None else job.at(self._sync))
+        asked = job if self._sync is None else job.at(self._sync)
+        return self._seen.in_newest_rounds(asked)
 
     def _tried(self, members: Sequence[int]) -> Profile:
         """What these have measured of themselves; it is known how fast one machine's memory is."""

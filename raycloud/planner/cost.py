@@ -6,7 +6,7 @@ The slowest worker computes T(b) = fixed_s + b * micro_batch_s for its share b (
 exchange M bytes of gradient, C of codes, over links of B bytes a second whose round trip takes R:
 
     ring, direct    2 (N - 1) / N * C / B                 R/2 * 2 (N - 1), R/2 * 2; R/2 of two
-    tree            2 (Z - 1) / Z * C / B over trunks     as direct of Z; R in zones of several
+    tree            2 (Z - 1) / Z * C / B over trunks     as direct of Z, and R inside zones
     servers         the busiest node's bytes / B          R/2 * 2
 
 (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC
@@ -245,7 +245,8 @@ def exchange_seconds(
     elif sync.topology == "direct":
         hops = _latencies(members)
     elif sync.topology == "tree":
-        hops = _latencies(len(zones)) + (2 if len(zones) < members else 0)
+        inside = 2 if _parties(sync, zones) < members else 0
+        hops = _latencies(_parties(sync, zones)) + inside
         if 1 < len(zones) < members:
             _, slowest = tree_bytes(gradient_bytes, codes, zones)
     return slowest / bytes_per_s + hops * round_trip_s / 2
@@ -258,8 +259,14 @@ def _latencies(parties: int) -> int:
 
 def _code_bytes(sync: SyncPoint, gradient_bytes: int, zones: Sequence[int]) -> int:
     """Bytes of a gradient's codes; of two that exchange they are encoded once."""
-    parties = {"direct": sum(zones), "tree": len(zones)}.get(sync.topology)
-    return coded_bytes(gradient_bytes, sync.codec, sync.ratio, pair=parties == PAIR)
+    direct = sync.topology in {"direct", "tree"}
+    pair = direct and _parties(sync, zones) == PAIR
+    return coded_bytes(gradient_bytes, sync.codec, sync.ratio, pair=pair)
+
+
+def _parties(sync: SyncPoint, zones: Sequence[int]) -> int:
+    """Who exchange with each other: the members, or the zones of a tree where there are several."""
+    return len(zones) if sync.topology == "tree" and len(zones) > 1 else sum(zones)
 
 
 def link_of(

@@ -79,9 +79,9 @@ class SeenSteps:
         self._link_bytes_per_s: float | None = None
         self._overhead_s: float | None = None
         self._waited_s: float | None = None
-        self._newest = (0, 0)  # the last step that was reported, and the length of its round
-        self._period: int | None = None  # by the newest reports; None: as was asked
-        self._otherwise = False  # it has changed, and nothing is told since
+        self._newest = (-1, 0)  # the generation and step that were reported last
+        self._period: int | None = None  # by that report; None: there was none
+        self._period_changed = False  # and nothing is told since
 
     def begin(self, generation: int) -> None:
         """Shares are others from here on: what was seen under the old ones is forgotten."""
@@ -93,11 +93,12 @@ class SeenSteps:
         """Updates travel in another way: what was waited for is not what will be."""
         self._waited_s = self._period = None
 
-    def job(self, asked: Job) -> Job:
-        """What is asked, in rounds as long as the newest."""
-        if self._period is None:
-            return asked
-        return asked.at(replace(asked.sync_point, period=self._period))
+    def in_newest_rounds(self, asked: Job) -> Job:
+        """The same job, in rounds as long as the newest may be: where it leaves the period open."""
+        point = asked.sync_point
+        if self._period is None or point.stream > 1 or asked.asynchronous:
+            return asked  # reports tell of periods of another kind
+        return asked.at(replace(point, period=self._period))
 
     def expect(self, low_s: float, high_s: float) -> None:
         """Steps are predicted to take so long, by what has been seen: see whether they do."""
@@ -107,12 +108,11 @@ class SeenSteps:
 
     def observe(self, report: StepsCommitted) -> None:
         """Take in a member's report."""
-        step, period = self._newest
-        if report.last_step > step:
-            self._newest = report.last_step, report.period
-            if period not in {0, report.period}:
+        if (newest := (report.generation, report.last_step)) > self._newest:
+            before, self._newest, self._period = self._period, newest, report.period
+            if before not in {None, report.period}:
                 self.begin(report.generation)
-                self._waited_s, self._period, self._otherwise = None, report.period, True
+                self._waited_s, self._period_changed = None, True
         sums = self._sums.get(report.member)
         if sums is None or sums.generation < report.generation:
             sums = self._sums[report.member] = _Sums(generation=report.generation)
@@ -153,8 +153,8 @@ class SeenSteps:
         all of the exchange is hidden it may be higher. What is left of a step's time beside both
         is its overhead. Where rounds are longer or shorter than before, that is news.
         """
-        if self._otherwise:
-            self._otherwise = False
+        if self._period_changed:
+            self._period_changed = False
             if self._speeds.keys() >= set(members):
                 self._told = max(one.generation for one in self._sums.values())
                 return self.of(members, tried)

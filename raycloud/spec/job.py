@@ -397,7 +397,7 @@ class Job(Section):
 
     @property
     def measures(self) -> int:
-        """That of them after which members measure and write nothing; 0: there is none."""
+        """`evaluate.every_steps`, unless a checkpoint is written after the same steps; 0: none."""
         measures, writes = self.evaluate.every_steps, self.checkpoint.every_steps
         return measures if measures is not None and measures != writes else 0
 

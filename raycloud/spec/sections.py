@@ -257,7 +257,7 @@ class SyncSection(Section):
     measured in epochs."""
     topology: Literal["ring", "direct", "tree", "servers", "auto"] = "auto"
     """Between whom updates are exchanged. ring: each member sends to the next one. direct: each
-    sums a part of the gradient and sends the sum to all, in two latencies, of two members one.
+    sums a part of the gradient and sends the sum to all, in two latencies; of two each sends all.
     tree: the same between zones, with the codec, of sums that are made inside each zone without it.
     A node's zone is its label `ray.io/availability-zone`; one without it is a zone of its own.
     Where all are in one zone, or each in its own, that is direct. servers: each sends a part to

@@ -170,6 +170,7 @@ class ThreadCluster:
             hand_over_s=_LONG_S if at_once else 0.0,  # the fake transport takes hardly any
             saves=job.checkpoint.every_steps == "auto",
             reads=job.reads,
+            measures=job.measures,
             step=manifest.step if manifest else 0,
             position=manifest.position if manifest else Position(),
             ledger=manifest.ledger if manifest else None,

@@ -106,6 +106,14 @@ def test_words_of_what_was_taken_back_are_passed_over():
     assert job.committed_step == 5
 
 
+def test_what_was_measured_after_steps_that_were_taken_back_is_measured_again():
+    job, back, _ = went_wrong()
+    job.on(e.Evaluated(step=8, metrics={}), 2.05)
+    job.on(back, 2.1)
+    forms = of(c.Form, job.on(e.MemberLost(member=1, reason="died"), 2.2))
+    assert [form.measured for form in [*forms, *of(c.Form, job.tick(3.2))]][-1:] == [5]
+
+
 def test_without_a_checkpoint_they_begin_at_the_beginning():
     """With new processes: these are not as they began."""
     job = three()

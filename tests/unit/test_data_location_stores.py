@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,7 +13,7 @@ import pytest
 from pyarrow import fs
 
 from raycloud.data.clean import clean
-from raycloud.data.filesystems import roots_of
+from raycloud.data.filesystems import FsspecTree, roots_of
 from raycloud.data.index import Input
 from raycloud.data.location import locate, open_file
 from raycloud.data.slices import cut, read
@@ -145,10 +146,10 @@ def test_files_behind_http() -> None:
 
 
 def test_of_parquet_behind_http_no_more_is_read_than_it_has() -> None:
-    """By itself fsspec reads 5 MiB ahead."""
+    """By itself fsspec reads 5 MiB ahead; small row groups are asked for together."""
     sink = io.BytesIO()
     noise = np.random.default_rng(0).integers(2**62, size=2_000_000)
-    pq.write_table(pa.table({"x": noise}), sink, row_group_size=100_000, compression="none")
+    pq.write_table(pa.table({"x": noise}), sink, row_group_size=5_000, compression="none")
     whole = sink.getvalue()
     with serving(Store(files={"/a.parquet": whole})) as store:
         source = Source(path=f"{store.url}/a.parquet")
@@ -157,6 +158,24 @@ def test_of_parquet_behind_http_no_more_is_read_than_it_has() -> None:
         rows = [part.table["x"].to_numpy() for piece in pieces for part in read(source, piece)]
     assert np.array_equal(np.concatenate(rows), noise)
     assert store.sent <= 1.1 * len(whole)
+    assert len(store.asked) <= 20
+
+
+def test_a_small_file_of_parquet_is_asked_for_once() -> None:
+    with serving(Store(files={"/a.parquet": parquet(300)})) as store:
+        source = Source(path=f"{store.url}/a.parquet")
+        [file] = [Input(path=f.path, bytes=f.bytes, digest="") for f in locate(source)]
+        before = len(store.asked)
+        [piece] = [part for whole in cut(source, [file]) for part in read(source, whole)]
+        assert piece.table["x"].to_pylist() == list(range(300))
+        assert sum(one.startswith("GET") for one in store.asked[before:]) <= 2
+
+
+def test_a_file_system_keeps_the_cache_that_it_was_given() -> None:
+    given = fsspec.filesystem("http", cache_type="blockcache", cache_options={"maxblocks": 8})
+    with serving(Store(files={"/a.parquet": parquet(300)})) as store:
+        file = FsspecTree(given).open(f"{store.url}/a.parquet", ahead=False)
+        assert pq.read_table(file)["x"].to_pylist() == list(range(300))
 
 
 def test_a_page_of_links_is_a_directory() -> None:

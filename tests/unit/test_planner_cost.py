@@ -72,6 +72,7 @@ def test_each_exchange_takes_its_bytes_and_its_latencies() -> None:
     found = seconds((1, 1), topology="direct", codec="int4")
     assert found == pytest.approx(codes / rate + 0.04)
     assert found == seconds((1, 1), topology="tree", codec="int4")
+    assert found == seconds((2,), topology="tree", codec="int4")
 
 
 def test_rounds_divide_what_an_exchange_costs_and_hide_nothing_of_it() -> None:

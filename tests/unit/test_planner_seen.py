@@ -142,7 +142,8 @@ def test_where_steps_leave_the_interval_they_are_predicted_anew() -> None:
 def test_where_rounds_begin_it_is_predicted_anew_by_what_is_known() -> None:
     made = seen()
     job = Job(task="tasks.toy:Toy", steps=99, global_batch=16, sync={"period": "auto"})
-    assert made.job(job).sync_point.period == 1
+    assert made.in_newest_rounds(job).sync_point.period == 1
+    assert made.in_newest_rounds(job) == job.at(job.sync_point)
     stepwise = made.profile(MEMBERS, TRIED)
     assert stepwise is not None
     at = 5 + STEPS
@@ -152,14 +153,24 @@ def test_where_rounds_begin_it_is_predicted_anew_by_what_is_known() -> None:
     assert found == replace(stepwise, waited_s=None)
     made.observe(report(7, at - 3, 3))  # which is late
     assert made.profile(MEMBERS, TRIED) is None
-    in_rounds = made.job(job)
+    in_rounds = made.in_newest_rounds(job)
     assert in_rounds.sync_point.period == 16
     costs = Costs(in_rounds, found, found.speeds, SHARES, (1, 1))
     step = costs.predict(in_rounds.sync_point)
     assert step.exchange_s == pytest.approx(4000 / 16 / 10_000)
     assert step.step_s == pytest.approx(0.52 + 4000 / 16 / 10_000)
+    streamed = job.model_copy(update={"sync": job.sync.model_copy(update={"stream": 4})})
+    assert made.in_newest_rounds(streamed) is streamed
     made.travel()  # as somebody has asked
-    assert made.job(job) is job
+    assert made.in_newest_rounds(job) is job
+
+
+def test_rounds_that_a_run_goes_on_with_are_known_by_its_first_report() -> None:
+    made, job = SeenSteps(), Job(task="tasks.toy:Toy", steps=99, sync={"period": "auto"})
+    made.observe(replace(report(4, 64, 16), period=16))
+    assert made.in_newest_rounds(job).sync_point.period == 16
+    made.observe(report(4, 20, 1, generation=1))  # steps were taken back
+    assert made.in_newest_rounds(job).sync_point.period == 1
 
 
 def test_rounds_that_begin_before_enough_was_seen_are_no_news() -> None:
