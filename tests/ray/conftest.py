@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from raycloud.control import ControlSettings
 from tests.shared_ray import SharedRay, ended_below, shut_down
 
 CPUS = 2  # of a shared Ray, where a module says nothing of its own
 MANY = 99  # more than any has
+OTHERS_S = 60.0
 MOST_LINES, MOST_CHARS = 80, 400  # of a log that is shown with a failure
 
 # Those that take longest, which come first: no process is to have much to do when the other ends.
@@ -92,6 +94,17 @@ def ray_token() -> Iterator[None]:
     """A token of these tests' own, not the one in one's home; Ray reads it once in a process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def all_begin() -> Iterator[None]:
+    """Workers that a job asks for begin together, on a busy machine too, unless a test says else.
+
+    Who is ready would begin after 3 s: then one alone may be killed, whose state nobody has.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ControlSettings.__init__.__kwdefaults__, "others_s", OTHERS_S)
         yield
 
 

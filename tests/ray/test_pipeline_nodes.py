@@ -188,8 +188,12 @@ def test_blocks_are_fetched_from_the_node_that_made_them(two: Two, tmp_path: Pat
             ids.append(found)
             assert noticed == set()
         assert ids == [IDS, IDS]
-    for node_cache in two.caches:
-        assert all(node_cache.open_whole(block.key) is not None for block in blocks)
+
+    def kept() -> bool:  # rows came first, and blocks behind them
+        opened = (cache.open_whole(block.key) for cache in two.caches for block in blocks)
+        return all(one is not None for one in opened)
+
+    wait_for("blocks that were read are kept on both nodes", lambda: kept() or None)
     with provider(job) as one:
         again = provided(one, job).prepared[TRAIN]
         assert again.made_blocks == 0

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import raycloud
+from raycloud.control import ControlSettings
 from raycloud.events import (
     CheckpointPublished,
     Event,
@@ -134,7 +135,10 @@ def test_a_killed_worker_is_not_missed(tmp_path: Path, ray_tmpdir: Path) -> None
 
 
 @pytest.mark.full(only="those that are ready begin without one that is not, and it joins")
-def test_who_is_ready_begins_and_a_late_worker_joins(tmp_path: Path, ray_tmpdir: Path) -> None:
+def test_who_is_ready_begins_and_a_late_worker_joins(
+    tmp_path: Path, ray_tmpdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ControlSettings.__init__.__kwdefaults__, "others_s", 3.0)
     gate, comes = tmp_path / "gate", tmp_path / "comes"
     options = {"gate": str(gate), "first": str(tmp_path / "first"), "comes": str(comes)}
     elastic = {"min_workers": 1, "max_workers": 2}
