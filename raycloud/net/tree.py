@@ -234,9 +234,8 @@ class PairTreeReduction(TreeReduction):
             for piece, code in self._cut(payload, routes.taken[rank]):
                 known = self._known[piece]
                 if self._lossless:
-                    known.copy_(code)
-                    self._coding.add(known, self._of_zone(piece))
-                    self._coding.encode(self._of_zone(piece), known)
+                    self._coding.add(code, total := self._of_zone(piece))
+                    self._coding.encode(total, known)
                 else:
                     known.chunk(PAIR)[1 - routes.zone].copy_(code)
                 self._decode(piece, known)
