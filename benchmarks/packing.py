@@ -33,8 +33,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe
-from raycloud.planner.inventory import Inventory, Node, capacity, place
+from raycloud.planner.inventory import Inventory, Node, capacity
 from raycloud.planner.packing import Bundle, Packing, Rule, pack
+from raycloud.planner.placement import place
 from raycloud.spec import RoleResources
 
 FORMAT = 1

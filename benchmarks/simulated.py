@@ -27,7 +27,8 @@ from benchmarks.machine import describe
 from benchmarks.packing import read_nodes
 from raycloud.planner.cost import Profile
 from raycloud.planner.described import Described, read_table
-from raycloud.planner.inventory import Inventory, place
+from raycloud.planner.inventory import Inventory
+from raycloud.planner.placement import place
 from raycloud.planner.plan import workers
 from raycloud.planner.speed import Speed
 from raycloud.report.simulated import curves

@@ -268,8 +268,8 @@ PAPERS = (
     Strategy(
         name="Heterogeneity-aware placement",
         here="`data.collators: auto`: which nodes train and which make batches; "
-        "`planner/packing`: gangs of unlike bundles",
-        modules=("planner/roles.py", "planner/packing.py", "planner/inventory.py"),
+        "workers near each other, GPUs where the fewest are lost to others",
+        modules=("planner/roles.py", "planner/placement.py", "planner/packing.py"),
         command="raycloud plan jobs/gpt.yaml",
         test="ray/test_plan.py",
         measured=Measured(

@@ -43,7 +43,8 @@ from raycloud.on_ray.roles import started_collators
 from raycloud.on_ray.session import RunHandle, passed_over
 from raycloud.order.layout import lanes_of
 from raycloud.planner.cost import LOOPBACK_BYTES_PER_S, Profile
-from raycloud.planner.inventory import Inventory, capacity, place
+from raycloud.planner.inventory import Inventory, capacity
+from raycloud.planner.placement import place
 from raycloud.planner.plan import Plan, linked, make
 from raycloud.planner.seen import SeenSteps
 from raycloud.recovery.rendezvous import Meeting
@@ -116,11 +117,10 @@ class RayCluster:
 
         Where there are several nodes, members are on those that the plan puts them on.
         """
-        resources, there, on = self._session.job.resources.worker, free(), tuple[str, ...]()
-        if self._session.seats is None and len(there.nodes) > 1:
+        resources, there, roles = self._session.job.resources.worker, free(), self._session.roles
+        on = () if roles is None else roles.trainers
+        if roles is None and self._session.seats is None and len(there.nodes) > 1:
             on = place(there, min(len(members), capacity(there, resources)), resources)
-        if self._session.roles is not None:
-            on = self._session.roles.trainers
         placed = self._fleet.secure(members, least, on=on)
         if placed >= wanted:
             return None

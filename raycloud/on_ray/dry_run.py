@@ -26,7 +26,7 @@ from raycloud.events import CheckpointPublished, StepsCommitted
 from raycloud.on_ray.attach import attached, free, node_id_here
 from raycloud.on_ray.run import imported, with_secrets
 from raycloud.planner.described import Described, of_launcher, read_table
-from raycloud.planner.inventory import place
+from raycloud.planner.placement import place
 from raycloud.planner.plan import Plan, choose_roles, make, speeds_in, workers
 from raycloud.planner.storage import Paid, Storage, checkpoints_cost, weigh
 from raycloud.report.summary_text import Tried

@@ -1,8 +1,7 @@
-"""What machines there are, how many members fit on them, and which member goes where."""
+"""What machines there are, and how many members fit on them."""
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -162,38 +161,6 @@ def require(
         f"there is room for {room} on {_describe(inventory, resources)}",
         hint=_remedy(inventory, resources, room, role),
     )
-
-
-def place(inventory: Inventory, members: int, resources: RoleResources) -> tuple[str, ...]:
-    """The node of each of `members` members: spread evenly, neighbours in rank together.
-
-    Each member goes to the machine that has the fewest so far (ties: most room left, then name).
-    Members are then numbered machine by machine, so that a ring in rank order leaves each machine
-    once. The order in which the inventory lists its machines does not matter.
-
-    >>> from raycloud.spec import RoleResources
-    >>> nodes = (Node(name="a", cpus=2), Node(name="b", cpus=1), Node(name="c", cpus=4))
-    >>> place(Inventory(nodes=nodes), 5, RoleResources(cpus=1))
-    ('c', 'c', 'a', 'a', 'b')
-
-    Raises:
-        PlacementError: They do not fit.
-        ValueError: `members` is negative.
-    """
-    if members < 0:
-        raise ValueError(f"place() takes members >= 0, got {members}")
-    require(inventory, resources, members)
-    room = {node.name: node.fits(resources) for node in inventory.nodes}
-    placed = dict.fromkeys(room, 0)
-    queue = [(0, -fits, name) for name, fits in room.items() if fits]
-    heapq.heapify(queue)
-    for _ in range(members):
-        count, minus_left, name = heapq.heappop(queue)
-        placed[name] = count + 1
-        if minus_left < -1:
-            heapq.heappush(queue, (count + 1, minus_left + 1, name))
-    by_room = sorted(placed, key=lambda name: (-placed[name], -room[name], name))
-    return tuple(name for name in by_room for _ in range(placed[name]))
 
 
 def describe_resources(resources: RoleResources) -> str:

@@ -23,7 +23,8 @@ from raycloud.planner.cost import (
     sent_bytes,
     transport_seconds,
 )
-from raycloud.planner.inventory import Inventory, core_watts, place, price_per_hour, require
+from raycloud.planner.inventory import Inventory, core_watts, price_per_hour, require
+from raycloud.planner.placement import place
 from raycloud.planner.roles import Machine, Roles, Work, choose, fed_seconds
 from raycloud.planner.shares import equal_shares, first_shares, step_seconds
 from raycloud.planner.speed import Speed

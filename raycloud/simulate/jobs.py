@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from raycloud.errors import SpecError
-from raycloud.planner.inventory import capacity, place, price_per_hour
+from raycloud.planner.inventory import capacity, price_per_hour
+from raycloud.planner.placement import place
 from raycloud.planner.plan import make, workers
 from raycloud.simulate.costing import ClusterCosts
 from raycloud.simulate.policies import Played, play

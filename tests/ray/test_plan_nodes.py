@@ -16,7 +16,7 @@ from raycloud.events import GenerationFormed, MemberReady, Predicted
 from raycloud.on_ray.attach import NODE_LABEL, inventory
 from raycloud.on_ray.fleet import Fleet
 from raycloud.on_ray.servers import Servers
-from raycloud.planner.inventory import place
+from raycloud.planner.placement import place
 from raycloud.planner.plan import Plan, from_json
 from raycloud.spec import RoleResources
 from tests.live import asked, of_kind

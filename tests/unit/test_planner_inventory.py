@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
 from raycloud.errors import PlacementError
-from raycloud.planner.inventory import Inventory, Node, capacity, place, require
+from raycloud.planner.inventory import Inventory, Node, capacity, require
 from raycloud.spec import RoleResources
 
 GIB = 2**30
@@ -57,37 +55,6 @@ def test_fractions_of_a_cpu_do_not_make_a_member() -> None:
 def test_names_tell_nodes_apart() -> None:
     with pytest.raises(ValueError, match="got a more than once"):
         inventory(Node(name="a"), Node(name="b"), Node(name="a"))
-
-
-def test_members_spread_and_neighbours_stay_together() -> None:
-    nodes = (Node(name="a", cpus=4), Node(name="b", cpus=4), Node(name="c", cpus=4))
-    assert place(inventory(*nodes), 3, RoleResources()) == ("a", "b", "c")
-    assert place(inventory(*nodes), 7, RoleResources()) == ("a", "a", "a", "b", "b", "c", "c")
-
-
-def test_the_order_of_the_inventory_does_not_matter() -> None:
-    nodes = [Node(name=f"n{i}", cpus=1 + i % 5) for i in range(20)]
-    once = place(inventory(*nodes), 30, RoleResources())
-    assert place(inventory(*reversed(nodes)), 30, RoleResources()) == once
-
-
-def test_no_node_holds_more_than_fits() -> None:
-    nodes = [Node(name=f"n{i}", cpus=i % 7) for i in range(50)]
-    everything = inventory(*nodes)
-    most = capacity(everything, RoleResources(cpus=2))
-    placed = Counter(place(everything, most, RoleResources(cpus=2)))
-    assert placed == {node.name: node.cpus // 2 for node in nodes if node.cpus >= 2}
-    assert place(everything, 0, RoleResources()) == ()
-
-
-def test_thousands_of_members_are_placed() -> None:
-    nodes = [Node(name=f"n{i:05}", cpus=4) for i in range(2_500)]
-    assert len(place(inventory(*nodes), 10_000, RoleResources())) == 10_000
-
-
-def test_a_negative_number_of_members_is_refused() -> None:
-    with pytest.raises(ValueError, match="members >= 0"):
-        place(inventory(), -1, RoleResources())
 
 
 def test_enough_room_returns_how_much() -> None:
