@@ -38,7 +38,7 @@ from raycloud.events import (
 from raycloud.net.rendezvous_store import Rendezvous
 from raycloud.on_ray.attach import draining, free, inventory, node_id_here
 from raycloud.on_ray.fleet import ASKED_PLACE_S, PLACE_S, Fleet
-from raycloud.on_ray.ingest import living_pipeline, pipeline_name
+from raycloud.on_ray.ingest import living_pipeline, pipeline_name, settings_digest
 from raycloud.on_ray.roles import started_collators
 from raycloud.on_ray.session import RunHandle, passed_over
 from raycloud.order.layout import lanes_of
@@ -299,7 +299,10 @@ class RayCluster:
         elif isinstance(event, MemberLeaving):
             self._watch.leaves(event)
         elif isinstance(event, StepsCommitted):
-            self._look_at(event)
+            self._seen.observe(event)
+            self._look(event.generation, event.last_step)
+        elif isinstance(event, Noticed) and self._seen.choose(event):
+            self._look(*self._at)
         elif isinstance(event, GenerationFormed) and event.generation == self._at[0]:
             self._learn_links(event)
 
@@ -310,15 +313,14 @@ class RayCluster:
             self._link = linked(self._job, self._watch.inventory, on, formed.exchanged)
             self._write_plan(formed.members, formed.shares)
 
-    def _look_at(self, report: StepsCommitted) -> None:
+    def _look(self, generation: int, step: int) -> None:
         """Predict anew by what a generation has shown, and again where that turns out wrong."""
-        self._seen.observe(report)
-        self._at = self._at[0], max(self._at[1], report.last_step)
-        shares = self._shares.get(report.generation, ())
+        self._at = self._at[0], max(self._at[1], step)
+        shares = self._shares.get(generation, ())
         if (plan := self.plan) is None or len(shares) != len(plan.members):
             return
         members = [one.member for one in plan.members]
-        if (profile := self._seen.profile(members, self._tried(members))) is not None:
+        if (profile := self._seen.profile(members, self._tried(members), shares)) is not None:
             found = self._write_plan(members, shares, profile).predicted
             self._seen.expect(found.low_s, found.high_s)
 
@@ -537,12 +539,6 @@ def shared_name(session: Session, prefix: str) -> str:
     same = [session.code.digest, job.seed, lanes, job.data.model_dump(mode="json")]
     told = json.dumps(same, sort_keys=True, default=repr)
     return f"{prefix}-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
-
-
-def settings_digest(job: Job) -> str:
-    """A short name for a job's settings."""
-    told = json.dumps(job.settings, sort_keys=True, default=repr).encode()
-    return hashlib.sha256(told).hexdigest()[:8]
 
 
 def read_known(file: Path) -> tuple[Input, ...]:

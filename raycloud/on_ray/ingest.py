@@ -8,6 +8,8 @@ it, who need not load what it does that with: see `pipeline`.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import secrets
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ from raycloud.on_ray.attach import hash_seeded, keep_confidential
 
 if TYPE_CHECKING:
     from raycloud.on_ray.pipeline import PipelineConfig
+    from raycloud.spec import Job
 
 _THREADS = 64  # members wait in one while others ask
 
@@ -92,3 +95,9 @@ def _numbers(name: str) -> list[int]:
     """The numbers of those that live."""
     found = (one.removeprefix(f"{name}-") for one in ray.util.list_named_actors())
     return [int(one) for one in found if one.isdecimal()]
+
+
+def settings_digest(job: Job) -> str:
+    """A short name for a job's settings."""
+    told = json.dumps(job.settings, sort_keys=True, default=repr).encode()
+    return hashlib.sha256(told).hexdigest()[:8]

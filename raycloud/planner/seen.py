@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from raycloud.events import StepsCommitted
+    from raycloud.events import Noticed, StepsCommitted
     from raycloud.planner.cost import Profile
     from raycloud.planner.speed import Speed
     from raycloud.spec import Job
@@ -82,16 +82,34 @@ class SeenSteps:
         self._newest = (-1, 0)  # the generation and step that were reported last
         self._period: int | None = None  # by that report; None: there was none
         self._period_changed = False  # and nothing is told since
+        self._from_step = 0  # where the period was chosen
+        self._computing_s: float | None = None  # of a step without its exchange, as told there
 
     def begin(self, generation: int) -> None:
         """Shares are others from here on: what was seen under the old ones is forgotten."""
         self._sums.clear()
         self._told = min(self._told, generation - 1)
-        self._wanted = STEPS
+        self._wanted, self._from_step, self._computing_s = STEPS, 0, None
 
     def travel(self) -> None:
         """Updates travel in another way: what was waited for is not what will be."""
         self._waited_s = self._period = None
+
+    def choose(self, found: Noticed) -> bool:
+        """Members have chosen another length for their rounds: whether that is what is told.
+
+        They have seen what a step takes apart from the exchange, which shares their processors.
+        """
+        period, step = found.detail.get("period"), found.detail.get("step")
+        if period is None or step is None or period == self._period:
+            return False
+        self._change(period)
+        self._from_step, self._computing_s = step, found.detail.get("computing_s")
+        return True
+
+    def _change(self, period: int) -> None:
+        self.begin(self._newest[0])
+        self._period, self._waited_s, self._period_changed = period, None, True
 
     def in_newest_rounds(self, asked: Job) -> Job:
         """The same job, in rounds as long as the newest may be: where it leaves the period open."""
@@ -108,11 +126,12 @@ class SeenSteps:
 
     def observe(self, report: StepsCommitted) -> None:
         """Take in a member's report."""
+        if report.first_step < self._from_step:
+            return  # late, or in part of rounds of another length
         if (newest := (report.generation, report.last_step)) > self._newest:
             before, self._newest, self._period = self._period, newest, report.period
             if before not in {None, report.period}:
-                self.begin(report.generation)
-                self._waited_s, self._period_changed = None, True
+                self._change(report.period)
         sums = self._sums.get(report.member)
         if sums is None or sums.generation < report.generation:
             sums = self._sums[report.member] = _Sums(generation=report.generation)
@@ -144,19 +163,24 @@ class SeenSteps:
             waited_s=self._waited_s,
         )
 
-    def profile(self, members: Sequence[int], tried: Profile) -> Profile | None:
+    def profile(
+        self, members: Sequence[int], tried: Profile, shares: Sequence[float] = ()
+    ) -> Profile | None:
         """What was tried, with what all `members` have shown since; None: too little, or no news.
 
         All seconds are those of the median step: each of its parts is taken to be the same part of
         it as of the mean. Of each speed the ratio of fixed and other seconds is kept. The link's
         rate is that at which bytes have travelled while anybody waited for them or computed: where
         all of the exchange is hidden it may be higher. What is left of a step's time beside both
-        is its overhead. Where rounds are longer or shorter than before, that is news.
+        is its overhead. Where rounds are longer or shorter than before, that is news: what
+        computing takes then is known where members have told it, and they have these `shares`.
         """
         if self._period_changed:
             self._period_changed = False
+            if len(shares) == len(members):
+                self._take_computing(members, self.of(members, tried).speeds, shares)
             if self._speeds.keys() >= set(members):
-                self._told = max(one.generation for one in self._sums.values())
+                self._told = self._newest[0]
                 return self.of(members, tried)
         every = [self._sums.get(member) for member in members]
         known = [one for one in every if one is not None and one.steps >= self._wanted]
@@ -185,6 +209,19 @@ class SeenSteps:
         besides_s = part * (last.wall_s - last.compute_s - last.exchange_s) / last.steps
         self._overhead_s = max(0.0, besides_s)
         return self.of(members, tried)
+
+    def _take_computing(
+        self, members: Sequence[int], speeds: Sequence[Speed], shares: Sequence[float]
+    ) -> None:
+        """Speeds by which the slowest takes as long as members have told, all but its exchange."""
+        slowest_s = max(speed.seconds(share) for speed, share in zip(speeds, shares, strict=True))
+        if self._computing_s is None or slowest_s <= 0.0:
+            return
+        by, self._overhead_s = self._computing_s / slowest_s, 0.0
+        for member, one in zip(members, speeds, strict=True):
+            self._speeds[member] = replace(
+                one, fixed_s=by * one.fixed_s, micro_batch_s=by * one.micro_batch_s
+            )
 
 
 def _waited_s(one: tuple[_Sums, float]) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from typing import NamedTuple
 
 HARDLY = 0.08  # of a step may the exchange of each take
 _AIM = 0.04  # of a round, where the exchange of each step takes more than that
@@ -106,6 +107,26 @@ def lost_s(computing_s: float, cpu_s: float, courier_s: float) -> float:
     return min(stood_s, computing_s * courier_s / cpu_s) if cpu_s > 0.0 else 0.0
 
 
+class Taken(NamedTuple):
+    """Seconds of a step without exchange; of an exchange; and of it what is not hidden."""
+
+    step_s: float
+    exchange_s: float
+    exposed_s: float
+
+
+def taken(rows: Sequence[Seen]) -> Taken:
+    """What steps and exchanges take, by members that have seen some.
+
+    >>> taken([Seen(10, 10, wall_s=14.0, exposed_s=6.0, hidden_s=2.0)])
+    Taken(step_s=0.8, exchange_s=0.8, exposed_s=0.6)
+    """
+    last = min(rows, key=lambda one: one.exposed_s)  # waits least: that is what it costs
+    cost_s = (last.exposed_s + last.lost_s) / last.exchanges
+    step_s = max((last.wall_s - last.exposed_s - last.lost_s) / last.steps, 1e-9)
+    return Taken(step_s, cost_s + last.hidden_s / last.exchanges, cost_s)
+
+
 def choose(now: Choice, every: Sequence[Seen]) -> tuple[Choice, str]:
     """The next choice by what all members have seen; and why, where it is another one.
 
@@ -120,10 +141,7 @@ def choose(now: Choice, every: Sequence[Seen]) -> tuple[Choice, str]:
         or min(one.exchanges for one in rows) < min(_EXCHANGES, now.look_steps // now.period)
     ):
         return now, ""
-    last = min(rows, key=lambda one: one.exposed_s)  # waits least: that is what it costs
-    cost_s = (last.exposed_s + last.lost_s) / last.exchanges
-    whole_s = cost_s + last.hidden_s / last.exchanges
-    step_s = max((last.wall_s - last.exposed_s - last.lost_s) / last.steps, 1e-9)
+    step_s, whole_s, cost_s = taken(rows)
     most = min(now.most, 1 << max(0, int(_LONGEST_S / step_s).bit_length() - 1))
     why = f"an exchange takes {whole_s:.2g} s, computing a step {step_s:.2g} s"
     if now.period == 1:

@@ -367,15 +367,13 @@ class Loop:
             self._looks.begin(self.step)
             return
         before = self._ends.period
-        if not (why := self._looks.look(self.step, self._lane)):
+        if not self._looks.look(self.step, self._lane):
             return
         self.take_period()
-        if (period := self._ends.period) == 1 < before:
+        if self._ends.period == 1 < before:
             self._average_moments()
         if self.seat.rank == 0:
-            what = f"rounds of {period} steps" if period > 1 else "an exchange after each step"
-            what = f"sync.period auto: {what} from step {self.step} on: {why}"
-            self._context.report(Noticed(what=what, member=self.seat.member))
+            self._context.report(self._looks.told(self.seat.member))
 
     def _compute(self, work: StepWork) -> tuple[StepWork, LaneReport]:
         """Compute and send this member's part of the step; returns it, and what the lane says."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from raycloud.sync.period import Seen, choose, lost_s
+from raycloud.events import Noticed
+from raycloud.sync.period import Seen, choose, lost_s, taken
 
 if TYPE_CHECKING:
     from raycloud.net.lane import Lane
@@ -41,6 +42,7 @@ class PeriodLooks:
     def __init__(self, rounds: Rounds | None, warm_steps: int) -> None:
         self._rounds = rounds if rounds is not None and rounds.adapts else None
         self._warm_steps = warm_steps
+        self._why, self._detail = "", dict[str, float]()  # of the newest choice
         self.begin(0)
 
     def begin(self, step: int) -> None:
@@ -80,10 +82,10 @@ class PeriodLooks:
             seen.alone += part**2 * rounds.given
             seen.mean += exchanged.norm**2
 
-    def look(self, step: int, lane: Lane) -> str:
-        """Choose anew, if that is due after so many steps; why, where it is another choice."""
+    def look(self, step: int, lane: Lane) -> bool:
+        """Choose anew, if that is due after so many steps: whether it is another choice."""
         if self._rounds is None or not self._rounds.adapts or step < self._due_step:
-            return ""
+            return False
         cpu_s = self._now.cpu_s - self._since.cpu_s
         courier_s = self._now.courier_s - self._since.courier_s
         self._seen.lost_s = lost_s(self._computing_s, cpu_s, courier_s)
@@ -91,11 +93,23 @@ class PeriodLooks:
         now = self._rounds.choice
         if any(row[-1] for row in rows):  # rounds would be refused
             now = replace(now, most=1)
-        choice, why = choose(now, [Seen.of(row[:-1]) for row in rows])
+        seen = [Seen.of(row[:-1]) for row in rows]
+        choice, why = choose(now, seen)
         if choice != self._rounds.choice:
+            self._why = why and (self._rounds.unaveraged or why)
+            self._detail = {"period": choice.period, "step": step}
+            if rows_seen := [one for one in seen if one.exchanges]:
+                self._detail["computing_s"] = float(f"{taken(rows_seen).step_s:.3g}")
             self._rounds.take(choice)
             self.begin(step)
-            return why and (self._rounds.unaveraged or why)
+            return bool(self._why)
         self._seen, self._computing_s, self._since = Seen(), 0.0, self._now
         self._due_step = step + choice.look_steps
-        return ""
+        return False
+
+    def told(self, member: int) -> Noticed:
+        """The newest choice, for the run's log."""
+        period, step = int(self._detail["period"]), self._detail["step"]
+        what = f"rounds of {period} steps" if period > 1 else "an exchange after each step"
+        what = f"sync.period auto: {what} from step {step} on: {self._why}"
+        return Noticed(what=what, member=member, detail=self._detail)

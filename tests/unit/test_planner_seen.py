@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from raycloud.events import StepsCommitted
+from raycloud.events import Noticed, StepsCommitted
 from raycloud.planner.cost import Costs, Profile
 from raycloud.planner.seen import STEPS, SeenSteps
 from raycloud.planner.speed import Speed
@@ -163,6 +163,41 @@ def test_where_rounds_begin_it_is_predicted_anew_by_what_is_known() -> None:
     assert made.in_newest_rounds(streamed) is streamed
     made.travel()  # as somebody has asked
     assert made.in_newest_rounds(job) is job
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_where_members_choose_rounds_they_say_what_computing_takes(known: bool) -> None:
+    made = seen() if known else SeenSteps()
+    job = Job(task="tasks.toy:Toy", steps=99, global_batch=16, sync={"period": "auto"})
+    at = 5 + STEPS
+    if known:
+        assert made.profile(MEMBERS, TRIED) is not None
+    else:  # others have seen enough, the driver not yet
+        made.observe(report(4, at - 1, 1))
+    told = {"period": 16, "step": at, "computing_s": 0.42}
+    assert not made.choose(Noticed(what="something else", detail={"why": "x"}))
+    assert made.choose(Noticed(what="rounds", detail=told))
+    assert not made.choose(Noticed(what="rounds", detail=told))
+    tried = replace(TRIED, link_bytes_per_s=8000)
+    found = made.profile(MEMBERS, tried, SHARES)
+    assert found is not None
+    in_rounds = made.in_newest_rounds(job)
+    costs = Costs(in_rounds, found, found.speeds, SHARES, (1, 1))
+    step = costs.predict(in_rounds.sync_point)
+    link = 10_000 if known else 8000
+    assert step.step_s == pytest.approx(0.42 + 4000 / 16 / link)
+    assert step.high_s < 1.1 * step.step_s
+    made.expect(0.4, 0.45)
+    made.observe(report(4, at - 3, 8))  # in part of other rounds, or late
+    assert made.profile(MEMBERS, TRIED, SHARES) is None
+    assert made.in_newest_rounds(job).sync_point.period == 16
+    for member in MEMBERS:
+        for first, steps in ((at, 16), (at + 16, 32)):
+            one = report(member, first, steps, wall_s=0.5, compute_s=0.4)
+            made.observe(replace(one, period=16))
+    anew = made.profile(MEMBERS, TRIED, SHARES)
+    assert anew is not None
+    assert max(map(Speed.seconds, anew.speeds, SHARES)) == pytest.approx(0.4)
 
 
 def test_rounds_that_a_run_goes_on_with_are_known_by_its_first_report() -> None:
