@@ -61,6 +61,8 @@ test test-all: export PYTHONDONTWRITEBYTECODE :=
 test: TIER := not full
 test: check  ## every check, and every kind of test, one case per promise; what is not marked `full`
 test-all: TIER := full or not full
+test: AT_ONCE := 2
+test-all: AT_ONCE := 3
 test-all: export RAYCLOUD_TESTS := full
 test-all: check  ## every check and every test, with twice as many examples of each property
 test test-all:
@@ -68,7 +70,7 @@ test test-all:
 ifeq ($(ARGS),)
 	@failed=; \
 	$(BIN)/python -m pytest --numprocesses logical --dist worksteal --ignore=tests/ray --ignore=tests/testbed -m 'not ray and not testbed and ($(TIER))' || failed=1; \
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/ray tests/testbed -m 'not alone and ($(TIER))' || failed=1; \
+	$(BIN)/python -m pytest --numprocesses $(AT_ONCE) --dist loadfile --no-loadscope-reorder tests/ray tests/testbed -m 'not alone and ($(TIER))' || failed=1; \
 	$(BIN)/python -m pytest tests/ray tests/testbed -m 'alone and ($(TIER))' || failed=1; \
 	test -z "$$failed"
 else

@@ -107,7 +107,7 @@ def named(server: str, tmp_path_factory: pytest.TempPathFactory) -> Field:
 
 def literal(field: Field) -> str:
     """The same job with the secrets in it, as people write it who do not know better."""
-    text = (field.folder / "job.yaml").read_text()
+    text = (field.folder / "job.yaml").read_text().replace("mode: offline", "mode: off")
     for name, value in field.variables.items():
         text = text.replace(f"${{{name}}}", quote(value, safe=""))
     return text

@@ -41,7 +41,7 @@ QUICK = {
     "python -m benchmarks.storage": "--mbit 50 --seconds 1",
     "raycloud plan": "",
     "raycloud simulate": "--set steps=50",
-    "raycloud sweep": "--dir FOLDER/swept --set steps=32 --set sweep.trials=2",
+    "raycloud sweep": "--dir FOLDER/swept --set steps=16 --set sweep.trials=2",
     "raycloud train": "--plain --run-dir FOLDER/run --set epochs=null --set steps=8",
 }
 
