@@ -301,8 +301,8 @@ class RayCluster:
         elif isinstance(event, StepsCommitted):
             self._seen.observe(event)
             self._look(event.generation, event.last_step)
-        elif isinstance(event, Noticed) and self._seen.choose(event):
-            self._look(*self._at)
+        elif isinstance(event, Noticed) and self._seen.take_choice(event):
+            self._look(event.detail["generation"], event.detail["step"])
         elif isinstance(event, GenerationFormed) and event.generation == self._at[0]:
             self._learn_links(event)
 

@@ -27,7 +27,8 @@ def place(inventory: Inventory, members: int, resources: RoleResources) -> tuple
     Where a labelled zone holds them all, they are in one: with GPUs in that which needs the fewest
     nodes, without in that where they have the most nodes. Without GPUs each member goes to the node
     that has the fewest so far (ties: most room left, then name); with GPUs nodes are filled, that
-    with the most room first, and the last is one where the rest fits and the fewest GPUs are lost.
+    with the most room first (ties: fewest GPUs left), and the last is one where the rest fits and
+    the fewest GPUs are lost.
     Members are numbered node by node, so that a ring in rank order leaves each node once. The order
     in which the inventory lists its nodes does not matter.
 
@@ -54,18 +55,25 @@ def place(inventory: Inventory, members: int, resources: RoleResources) -> tuple
 
 
 def _near(inventory: Inventory, members: int, resources: RoleResources) -> Inventory:
-    """The nodes of the zone that all members fit in best; all nodes where there is none."""
-    zones: dict[str, list[Node]] = {}
+    """The nodes of the zone that all members fit in best; all nodes where there is none.
+
+    With GPUs a node without a label is a zone of its own; without, such nodes are spread over.
+    """
+    zones: dict[tuple[str, str], list[Node]] = {}
     for node in inventory.nodes:
-        if zone := node.labels.get(ZONE_LABEL):
-            zones.setdefault(zone, []).append(node)
+        if node.fits(resources):
+            zone = node.labels.get(ZONE_LABEL, "")
+            zones.setdefault((zone, "" if zone else node.name), []).append(node)
     found = {zone: Inventory(nodes=tuple(nodes)) for zone, nodes in zones.items()}
     room = {zone: capacity(nodes, resources) for zone, nodes in found.items()}
     holds = [zone for zone in found if room[zone] >= members]
-    if not holds:
+    if not holds or not (resources.gpus or all(zone for zone, _ in found)):
         return inventory
     if resources.gpus:
         need = {zone: _fewest(found[zone].nodes, members, resources) for zone in holds}
+        if (least := min(need.values())) == 1:  # any node that holds them all will do
+            alike = [found[zone].nodes for zone in holds if need[zone] == least]
+            return Inventory(nodes=tuple(node for nodes in alike for node in nodes))
         return found[min(holds, key=lambda zone: (need[zone], room[zone], zone))]
     most = {zone: len(_spread(found[zone], members, resources)) for zone in holds}
     return found[min(holds, key=lambda zone: (-most[zone], -room[zone], zone))]
@@ -98,8 +106,12 @@ def _spread(inventory: Inventory, members: int, resources: RoleResources) -> dic
 def _filled(inventory: Inventory, members: int, resources: RoleResources) -> dict[str, int]:
     """How many members each node has, on as few nodes as hold them."""
     placed = dict[str, int]()
-    room = sorted((-node.fits(resources), node.name, node) for node in inventory.nodes)
-    for minus_fits, name, _ in room:
+    room = sorted(
+        (-fits, node.gpus - fits * resources.gpus, node.name, node)
+        for node in inventory.nodes
+        if (fits := node.fits(resources))
+    )
+    for minus_fits, _, name, _ in room:
         if members <= -minus_fits:
             break
         placed[name] = -minus_fits
@@ -107,7 +119,7 @@ def _filled(inventory: Inventory, members: int, resources: RoleResources) -> dic
     if members:
         rest = [  # which carry what is asked for; a label of each node's own would take long
             replace(node, labels={})
-            for minus, name, node in room
+            for minus, _, name, node in room
             if -minus >= members and name not in placed
         ]
         typical = [(_bundle(resources, 1), 1.0)]

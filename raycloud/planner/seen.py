@@ -82,29 +82,36 @@ class SeenSteps:
         self._newest = (-1, 0)  # the generation and step that were reported last
         self._period: int | None = None  # by that report; None: there was none
         self._period_changed = False  # and nothing is told since
-        self._from_step = 0  # where the period was chosen
+        self._chosen = (-1, 0)  # the generation and step in which members chose the period
         self._computing_s: float | None = None  # of a step without its exchange, as told there
 
     def begin(self, generation: int) -> None:
         """Shares are others from here on: what was seen under the old ones is forgotten."""
         self._sums.clear()
         self._told = min(self._told, generation - 1)
-        self._wanted, self._from_step, self._computing_s = STEPS, 0, None
+        self._wanted = STEPS
 
     def travel(self) -> None:
         """Updates travel in another way: what was waited for is not what will be."""
         self._waited_s = self._period = None
 
-    def choose(self, found: Noticed) -> bool:
+    def take_choice(self, found: Noticed) -> bool:
         """Members have chosen another length for their rounds: whether that is what is told.
 
-        They have seen what a step takes apart from the exchange, which shares their processors.
+        They have seen what a step takes apart from the exchange, which shares their processors. A
+        report of the new rounds may be here before it.
         """
-        period, step = found.detail.get("period"), found.detail.get("step")
-        if period is None or step is None or period == self._period:
+        told = [found.detail.get(name) for name in ("generation", "step", "period")]
+        if None in told:
             return False
+        generation, step, period = (int(value) for value in told if value is not None)
+        stepwise = period == 1 and self._period in {None, 1}
+        if stepwise or generation < self._newest[0] or (generation, step) <= self._chosen:
+            return False
+        self._chosen = generation, step
+        self._newest = max(self._newest, self._chosen)
         self._change(period)
-        self._from_step, self._computing_s = step, found.detail.get("computing_s")
+        self._computing_s = found.detail.get("computing_s") if period > 1 else None
         return True
 
     def _change(self, period: int) -> None:
@@ -126,7 +133,8 @@ class SeenSteps:
 
     def observe(self, report: StepsCommitted) -> None:
         """Take in a member's report."""
-        if report.first_step < self._from_step:
+        generation, step = self._chosen
+        if report.generation <= generation and report.first_step < step:
             return  # late, or in part of rounds of another length
         if (newest := (report.generation, report.last_step)) > self._newest:
             before, self._newest, self._period = self._period, newest, report.period
@@ -177,7 +185,7 @@ class SeenSteps:
         """
         if self._period_changed:
             self._period_changed = False
-            if len(shares) == len(members):
+            if len(shares) == len(members) and self._newest[0] == self._chosen[0]:
                 self._take_computing(members, self.of(members, tried).speeds, shares)
             if self._speeds.keys() >= set(members):
                 self._told = self._newest[0]

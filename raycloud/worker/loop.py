@@ -373,7 +373,7 @@ class Loop:
         if self._ends.period == 1 < before:
             self._average_moments()
         if self.seat.rank == 0:
-            self._context.report(self._looks.told(self.seat.member))
+            self._context.report(self._looks.told(self.seat.member, self.seat.generation))
 
     def _compute(self, work: StepWork) -> tuple[StepWork, LaneReport]:
         """Compute and send this member's part of the step; returns it, and what the lane says."""

@@ -107,9 +107,9 @@ class PeriodLooks:
         self._due_step = step + choice.look_steps
         return False
 
-    def told(self, member: int) -> Noticed:
-        """The newest choice, for the run's log."""
+    def told(self, member: int, generation: int) -> Noticed:
+        """The newest choice, for the run's log: the driver predicts by its details."""
         period, step = int(self._detail["period"]), self._detail["step"]
         what = f"rounds of {period} steps" if period > 1 else "an exchange after each step"
         what = f"sync.period auto: {what} from step {step} on: {self._why}"
-        return Noticed(what=what, member=member, detail=self._detail)
+        return Noticed(what=what, member=member, detail={**self._detail, "generation": generation})

@@ -79,7 +79,7 @@ def test_members_are_in_one_zone_where_they_fit(resources: RoleResources) -> Non
         machine("b", 2, cpus=2, zone="west"),
         machine("c", 2, cpus=2, zone="west"),
         machine("d", 8, cpus=1, zone="north"),
-        machine("e", 1, cpus=1),
+        machine("e", 1, cpus=1, zone="south"),
     )
     assert set(place(nodes, 4, resources)) == {"b", "c"}
     assert {"a", "b"} < set(place(nodes, 7, resources))  # no zone holds them
@@ -111,3 +111,25 @@ def test_thousands_of_labelled_nodes_with_gpus() -> None:
     placed = place(inventory(*nodes), 8_003, asked)
     assert len(set(placed)) == 1_001
     assert {int(name[1:]) % 9 for name in placed} == set(range(2, 9))
+
+
+def test_a_node_of_any_zone_that_holds_all_is_taken_where_the_fewest_gpus_are_left() -> None:
+    nodes = inventory(
+        machine("e", 8, zone="east"),
+        machine("w1", 2, zone="west"),
+        machine("w2", 8, zone="west"),
+        machine("x", 3),
+    )
+    assert place(nodes, 2, GPU) == ("w1", "w1")
+    assert place(nodes, 3, GPU) == ("x", "x", "x")
+
+
+def test_a_node_without_a_label_counts_as_a_zone_with_gpus_and_is_spread_over_without() -> None:
+    nodes = inventory(machine("a", 4, zone="east"), machine("b", 4, zone="east"), machine("x", 8))
+    assert place(nodes, 8, GPU) == ("x",) * 8
+    assert set(place(nodes, 3, RoleResources())) == {"a", "b", "x"}
+
+
+def test_of_nodes_with_as_much_room_those_without_lost_gpus_are_filled() -> None:
+    nodes = inventory(machine("a", 8, cpus=4), machine("b", 4, cpus=4), machine("c", 4, cpus=4))
+    assert set(place(nodes, 8, GPU)) == {"b", "c"}

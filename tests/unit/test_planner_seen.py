@@ -174,10 +174,11 @@ def test_where_members_choose_rounds_they_say_what_computing_takes(known: bool) 
         assert made.profile(MEMBERS, TRIED) is not None
     else:  # others have seen enough, the driver not yet
         made.observe(report(4, at - 1, 1))
-    told = {"period": 16, "step": at, "computing_s": 0.42}
-    assert not made.choose(Noticed(what="something else", detail={"why": "x"}))
-    assert made.choose(Noticed(what="rounds", detail=told))
-    assert not made.choose(Noticed(what="rounds", detail=told))
+    told = {"generation": 0, "period": 16, "step": at, "computing_s": 0.42}
+    assert not made.take_choice(Noticed(what="something else", detail={"why": "x"}))
+    assert not made.take_choice(Noticed(what="no rounds", detail={**told, "period": 1}))
+    assert made.take_choice(Noticed(what="rounds", detail=told))
+    assert not made.take_choice(Noticed(what="rounds", detail=told))
     tried = replace(TRIED, link_bytes_per_s=8000)
     found = made.profile(MEMBERS, tried, SHARES)
     assert found is not None
@@ -198,6 +199,33 @@ def test_where_members_choose_rounds_they_say_what_computing_takes(known: bool) 
     anew = made.profile(MEMBERS, TRIED, SHARES)
     assert anew is not None
     assert max(map(Speed.seconds, anew.speeds, SHARES)) == pytest.approx(0.4)
+
+
+def test_what_is_told_of_another_generation_is_not_taken() -> None:
+    made = seen()
+    assert made.profile(MEMBERS, TRIED) is not None
+    told = {"generation": 0, "period": 16, "step": 25, "computing_s": 0.2}
+    assert made.take_choice(Noticed(what="rounds", detail=told))
+    made.begin(1)  # planned, while the one before goes on
+    made.observe(report(4, 24, 4))  # in part of steps before the rounds
+    made.observe(replace(report(4, 41, 16, generation=1), period=16))
+    found = made.profile(MEMBERS, TRIED, SHARES)
+    assert found is not None
+    assert max(map(Speed.seconds, found.speeds, SHARES)) == pytest.approx(0.5)
+    late = {**told, "step": 60}
+    assert not made.take_choice(Noticed(what="rounds", detail=late))
+
+
+def test_what_is_told_after_the_first_report_of_rounds_is_taken() -> None:
+    made = seen()
+    assert made.profile(MEMBERS, TRIED) is not None
+    made.observe(replace(report(4, 25, 16), period=16))
+    assert made.profile(MEMBERS, TRIED, SHARES) is not None
+    told = {"generation": 0, "period": 16, "step": 25, "computing_s": 0.4}
+    assert made.take_choice(Noticed(what="rounds", detail=told))
+    found = made.profile(MEMBERS, TRIED, SHARES)
+    assert found is not None
+    assert max(map(Speed.seconds, found.speeds, SHARES)) == pytest.approx(0.4)
 
 
 def test_rounds_that_a_run_goes_on_with_are_known_by_its_first_report() -> None:

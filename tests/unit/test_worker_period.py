@@ -85,12 +85,15 @@ def test_an_optimizer_without_a_mean_stays_without_rounds() -> None:
         exchanged = Exchanged(norm=1.0, bytes_sent=1, agreed=False, exchange_s=0.9)
         looks.see(1, exchanged, 2.0, Took(1.9, 1.0), Processors(cpu_s=float(step)))
     assert looks.look(12, Two(Loopback(1).members[0]))
-    told = looks.told(member=3)
+    told = looks.told(3, 5)
     assert (
         told.what
         == f"sync.period auto: an exchange after each step from step 12 on: {NOBODY_KNOWS}"
     )
-    assert (told.member, told.detail) == (3, {"period": 1, "step": 12, "computing_s": 1.0})
+    assert (told.member, told.detail) == (
+        3,
+        {"period": 1, "step": 12, "computing_s": 1.0, "generation": 5},
+    )
 
 
 def test_where_nothing_is_chosen_nothing_is_said() -> None:

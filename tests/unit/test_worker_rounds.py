@@ -96,7 +96,7 @@ def test_a_chosen_period_holds_from_the_next_exchange_on(
     assert difference(alone.replica.model, fleet.replicas[0].model) == 0.0
     [told] = alone.of(Noticed)
     assert told.what == "sync.period auto: rounds of 4 steps from step 2 on: as asked"
-    assert told.detail == {"period": 4, "step": 2}  # nothing was seen, for once
+    assert told.detail == {"period": 4, "step": 2, "generation": 1}  # nothing was seen, for once
     resumed = Alone(tmp_path, in_rounds(period="auto"))
     resumed.replica.state.load(alone.replica.state.tensors(), alone.replica.state.values())
     assert resumed.replica.period == 4
