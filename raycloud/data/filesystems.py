@@ -121,7 +121,7 @@ class ArrowTree:
         selector = fs.FileSelector(path, recursive=deep)
         return list(map(self._entry, self._system.get_file_info(selector)))
 
-    def open(self, path: str, *, ahead: bool = True) -> pa.NativeFile:  # noqa: ARG002 - fsspec has it
+    def open(self, path: str, *, ahead: bool = True) -> pa.NativeFile:  # noqa: ARG002 - as fsspec's
         """Open a file for reading at any place. Whether it reads `ahead` is its own choice."""
         return self._system.open_input_file(path)
 
