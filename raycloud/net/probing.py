@@ -24,6 +24,7 @@ _MOST_AIM_S = 1.0  # the same, where latency varies by more than that
 _LEAST_GROWTH, _MOST_GROWTH = 1.5, 8  # from one message to the next
 _SLOW_S = 0.5  # a first message that takes more is not followed by another one
 _MOST_MESSAGES = 3  # that grow
+_LONG_S, _LONG_MESSAGES = 2.0, 2  # of thin links: at most about so long, and how many
 _EACH_BYTES = 4
 
 Exchanged = tuple[tuple[int, float], ...]
@@ -31,20 +32,30 @@ Exchanged = tuple[tuple[int, float], ...]
 
 
 def probe_links(
-    gradients: Transport, lane: Lane, *, most_bytes: int, device: torch.device, clock: Clock
+    gradients: Transport,
+    lane: Lane,
+    *,
+    most_bytes: int,
+    step_bytes: int,
+    device: torch.device,
+    clock: Clock,
 ) -> Exchanged:
     """Sum messages over members, each larger than the one before, until one takes about 0.15 s.
 
     That is besides what a small one takes, for which latency counts; where that takes longer, until
     one takes twice as long again, since latency varies by as much. A link that holds traffic to a
     rate may let a burst pass first, which the messages before the last one use up: so there are two
-    at least, unless the first takes half a second. All members make this call at the same point,
-    and find the same: of each message the seconds of the member that it took longest.
+    at least, unless the first takes half a second. Where links are so thin that a step sends more
+    than a message of 0.1 s, two follow that are as large as it, or of about two seconds, and the
+    sooner counts: the first ones on a thin link lose packets, and say little of a step. All members
+    make this call at the same point, and find the same: of each message the seconds of the member
+    that it took longest.
 
     Args:
         gradients: What carries them.
         lane: The control lane, by which members agree to go on.
-        most_bytes: Of a message: what a step exchanges.
+        most_bytes: Of a message: a gradient, not encoded.
+        step_bytes: Of a message that sends as much as a step does: the same, encoded.
         device: Where gradients are.
         clock: The time.
 
@@ -74,6 +85,8 @@ def probe_links(
     enough_s, aim_s = max(_ENOUGH_S, small_s), min(max(_AIM_S, 2.0 * small_s), _MOST_AIM_S)
     while size < most_bytes and len(found) <= _MOST_MESSAGES:
         more_s = took_s - small_s
+        if more_s >= _ENOUGH_S and size < step_bytes:
+            break
         if more_s >= (enough_s if len(found) > 2 else max(enough_s, _SLOW_S)):  # noqa: PLR2004 - one has grown
             break
         grows = aim_s / more_s if more_s > 0.0 else _MOST_GROWTH
@@ -81,4 +94,8 @@ def probe_links(
         size = min(int(grows * size) // _EACH_BYTES * _EACH_BYTES, most_bytes)
         [took_s] = agreed(seconds(size))
         found.append((size, took_s))
+    if took_s - small_s >= _ENOUGH_S and size < step_bytes:
+        size = min(max(int(_LONG_S / took_s * size) // _EACH_BYTES * _EACH_BYTES, size), step_bytes)
+        took_s = min(agreed(seconds(size))[0] for _ in range(_LONG_MESSAGES))
+        found = [one for one in found if one[0] < size] + [(size, took_s)]
     return tuple(found)

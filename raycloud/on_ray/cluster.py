@@ -315,7 +315,7 @@ class RayCluster:
 
     def _look(self, generation: int, step: int) -> None:
         """Predict anew by what a generation has shown, and again where that turns out wrong."""
-        self._at = self._at[0], max(self._at[1], step)
+        self._at = max(self._at[0], generation), max(self._at[1], step)
         shares = self._shares.get(generation, ())
         if (plan := self.plan) is None or len(shares) != len(plan.members):
             return

@@ -17,6 +17,7 @@ from raycloud.events import DataPreparing, EvaluationPart, MemberDone, MemberRea
 from raycloud.net.probing import probe_links
 from raycloud.order import Position
 from raycloud.recovery.restore import Restore
+from raycloud.spec.sizes import coded_bytes
 from raycloud.step.collate import Collate, Making
 from raycloud.step.contract import construct
 from raycloud.step.device import Copies, choose, keep_freed_memory
@@ -318,10 +319,13 @@ class Worker:
             old.callback(self._host.leave, before)
             if not meeting.planned:
                 old.close()
+            size = self._replica.gradients.gradient_bytes
+            point = meeting.sync or self._config.job.sync_point
             probe = partial(
                 probe_links,
                 gradients,
-                most_bytes=self._replica.gradients.gradient_bytes,
+                most_bytes=size,
+                step_bytes=coded_bytes(size, point.codec, point.ratio),
                 device=self._device,
                 clock=self._clock,
             )

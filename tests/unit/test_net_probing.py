@@ -41,8 +41,11 @@ class Slow:
 
     rank, size = 0, 4
 
-    def __init__(self, clock: VirtualClock, rate: float, latency_s: float, burst: int = 0) -> None:
+    def __init__(
+        self, clock: VirtualClock, rate: float, latency_s: float, burst: int = 0, lost: int = 0
+    ) -> None:
         self.clock, self.rate, self.latency_s, self.burst = clock, rate, latency_s, burst
+        self.lost = lost  # messages that wait for a lost packet
         self.sizes: list[int] = []
 
     def all_reduce(self, tensor: torch.Tensor) -> Done:
@@ -50,7 +53,10 @@ class Slow:
         sent = ring_bytes(tensor.nbytes, self.size)
         passed = min(self.burst, sent)
         self.burst -= passed
-        self.clock.advance((sent - passed) / self.rate + self.latency_s)
+        loses = self.lost > 0 and sent > passed
+        self.lost -= loses
+        waits_s = 0.3 * loses
+        self.clock.advance((sent - passed) / self.rate + self.latency_s + waits_s)
         return Done()
 
 
@@ -65,11 +71,20 @@ class Agreeing:
         return [values] * 4
 
 
-def scripted(most_bytes: int, rate: float, latency_s: float, burst: int = 0) -> tuple[Slow, Any]:
+def scripted(
+    most_bytes: int,
+    rate: float,
+    latency_s: float,
+    burst: int = 0,
+    *,
+    step_bytes: int = 0,
+    lost: int = 0,
+) -> tuple[Slow, Any]:
     clock = VirtualClock()
-    slow: Any = Slow(clock, rate, latency_s, burst)
+    slow: Any = Slow(clock, rate, latency_s, burst, lost)
     lane: Any = Agreeing()
-    return slow, probe_links(slow, lane, most_bytes=most_bytes, device=HOST, clock=clock)
+    told = {"most_bytes": most_bytes, "step_bytes": step_bytes, "device": HOST, "clock": clock}
+    return slow, probe_links(slow, lane, **told)
 
 
 @pytest.mark.parametrize("rate", [1e5, 2.5e6, 12.5e6, 125e6, 1e10])
@@ -104,6 +119,32 @@ def test_a_burst_that_passes_first_costs_no_more_than_a_step() -> None:
     assert found[0] == pytest.approx(2.5e6, rel=0.06)
 
 
+def test_a_message_like_a_step_s_tells_what_those_that_lost_packets_do_not() -> None:
+    step_bytes = 1_187_500
+    told = {"most_bytes": 7_600_000, "rate": 2.5e6, "latency_s": 0.0, "burst": 100_000, "lost": 2}
+    slow, exchanged = scripted(**told, step_bytes=step_bytes)
+    assert slow.clock.monotonic_s() < 3.5
+    assert [size for size, _ in exchanged][-1] == max(slow.sizes) <= step_bytes
+    seconds = []
+    for some in (exchanged, scripted(**told)[1]):
+        found = link_of(SyncPoint(), (1, 1, 1, 1), some)
+        assert found is not None
+        rate, round_trip_s = found
+        seconds.append(
+            exchange_seconds(
+                SyncPoint(), step_bytes, (1, 1, 1, 1), bytes_per_s=rate, round_trip_s=round_trip_s
+            )
+        )
+    exact_s = ring_bytes(step_bytes, 4) / 2.5e6
+    assert seconds[0] == pytest.approx(exact_s, rel=0.06)
+    assert seconds[1] > 1.6 * exact_s
+
+
+def test_links_that_carry_a_step_soon_are_not_measured_longer() -> None:
+    short, long = (scripted(7_600_000, 125e6, 0.0, step_bytes=n)[0] for n in (0, 7_600_000))
+    assert short.sizes == long.sizes
+
+
 @pytest.mark.parametrize(
     "members", [gloo_members, direct_members, partial(direct_members, zones="aab")]
 )
@@ -113,7 +154,8 @@ def test_all_find_the_same_over_sockets(
     clock: Clock = SystemClock()
 
     def measured(gradients: Transport, lane: Transport) -> Exchanged:
-        return probe_links(gradients, Lane(lane), most_bytes=MOST, device=HOST, clock=clock)
+        told = {"most_bytes": MOST, "step_bytes": MOST, "device": HOST, "clock": clock}
+        return probe_links(gradients, Lane(lane), **told)
 
     with members(3) as gradients, direct_members(3) as lanes:
         pairs = zip(gradients, lanes, strict=True)
