@@ -10,7 +10,7 @@ import pytest
 import raycloud
 from raycloud.checkpoint import load, open_store
 from raycloud.checkpoint.payload import load_tensors
-from raycloud.events import MemberLost, Recovered
+from raycloud.events import MemberLost, Noticed, Predicted, Recovered
 from tests.live import apart, asked, exact_steps, of_kind
 from tests.live_tasks import Steady
 from tests.lockstep import plain_loop
@@ -65,3 +65,18 @@ def test_a_resumed_run_is_the_uninterrupted_run(tmp_path: Path) -> None:
     assert {name[-1] for name in a if name.startswith("outer/inner/")} == {"0", "1"}
     assert a.keys() == b.keys()
     assert all(bool((a[name] == b[name]).all()) for name in a)
+
+
+def test_where_members_choose_rounds_the_driver_predicts_them_at_once(tmp_path: Path) -> None:
+    sync = {"period": "auto", "codec": "int4", "outer": "nesterov", "bucket_bytes": 1024}
+    job = asked("Steady", 2, steps=120, sync=sync, settings={"double": False})
+    events = raycloud.train(job, run_dir=tmp_path / "run").events
+    at, chosen = next(
+        (at, event)
+        for at, event in enumerate(events)
+        if isinstance(event, Noticed) and event.detail.get("period", 1) > 1
+    )
+    told = next(event for event in events[at:] if isinstance(event, Predicted))
+    assert (told.generation, told.seen) == (chosen.detail["generation"], True)
+    assert 0 <= told.step - chosen.detail["step"] < 20  # steps in which others would be seen
+    assert told.step_s == pytest.approx(chosen.detail["computing_s"], rel=0.2)
