@@ -86,7 +86,7 @@ def probe_links(
     while size < most_bytes and len(found) <= _MOST_MESSAGES:
         more_s = took_s - small_s
         if more_s >= _ENOUGH_S and size < step_bytes:
-            break
+            break  # as large as a step's, then
         if more_s >= (enough_s if len(found) > 2 else max(enough_s, _SLOW_S)):  # noqa: PLR2004 - one has grown
             break
         grows = aim_s / more_s if more_s > 0.0 else _MOST_GROWTH
@@ -94,8 +94,7 @@ def probe_links(
         size = min(int(grows * size) // _EACH_BYTES * _EACH_BYTES, most_bytes)
         [took_s] = agreed(seconds(size))
         found.append((size, took_s))
-    if took_s - small_s >= _ENOUGH_S and size < step_bytes:
-        size = min(max(int(_LONG_S / took_s * size) // _EACH_BYTES * _EACH_BYTES, size), step_bytes)
-        took_s = min(agreed(seconds(size))[0] for _ in range(_LONG_MESSAGES))
-        found = [one for one in found if one[0] < size] + [(size, took_s)]
+    if took_s - small_s >= _ENOUGH_S and took_s < _LONG_S and size < step_bytes:
+        size = min(int(_LONG_S / took_s * size) // _EACH_BYTES * _EACH_BYTES, step_bytes)
+        found.append((size, min(agreed(seconds(size))[0] for _ in range(_LONG_MESSAGES))))
     return tuple(found)

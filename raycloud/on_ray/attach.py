@@ -176,18 +176,26 @@ def _few_services() -> Iterator[None]:
     """Ray starts without its dashboard, log monitor and autoscaler, which nobody asks here.
 
     `ray.init` then does not wait for the dashboard to start, and the workers have the processor
-    and the memory that three processes would take.
+    and the memory that three processes would take. What it starts is in groups of its own: a signal
+    to this process's group, as `timeout` sends it, would end Ray before the last checkpoint.
     """
     # Private: `ray start` has options for two of them, and `ray.init` for none; without its
     # frontend it still starts the dashboard, and waits for it. Held by a test of what runs.
     import ray
-    from ray._private import parameter, ray_constants, services
+    from ray._private import parameter, ray_constants, services, utils
     from ray.experimental import internal_kv
+
+    tied: Any = utils.set_kill_on_parent_death_linux
+
+    def tied_and_apart() -> None:
+        tied()
+        os.setpgrp()
 
     without = {"include_log_monitor": False, "no_monitor": True}
     ours: tuple[tuple[Any, str, Any], ...] = (
         (parameter, "RayParams", partial(parameter.RayParams, **without)),  # type: ignore[arg-type]
         (services, "start_api_server", lambda *_, **__: ("", None)),
+        (utils, "set_kill_on_parent_death_linux", tied_and_apart),
     )
     with contextlib.ExitStack() as kept:
         for module, name, instead in ours:

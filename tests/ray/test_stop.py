@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,7 @@ from tests.live import (
 from tests.live_tasks import Steady
 from tests.logs import read_summary
 from tests.terminals import terminal
+from tests.tiers import variants
 
 MANY = 100_000  # steps: more than any run here gets to
 END_S = 90.0  # see conftest.py
@@ -74,6 +77,22 @@ def test_interrupt_checkpoints_ends_and_can_be_resumed(ray_tmpdir: Path, tmp_pat
     run = raycloud.train(longer, run_dir=run_dir, resume=True)  # starts a Ray, and ends it
     assert (run.status, run.summary["steps"]) == ("finished", step + 10)
     check_result(run, longer, Steady(), step + 10)
+
+
+@pytest.mark.parametrize("number", variants(signal.SIGTERM, signal.SIGHUP))
+def test_a_signal_to_the_whole_group_reaches_no_process_of_ray(
+    ray_tmpdir: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    """As `timeout` sends SIGTERM, and a shell whose terminal closes SIGHUP."""
+    (tmp_path / "job.yaml").write_text(dump_job(asked("Steady", 2, steps=MANY)))
+    run_dir = tmp_path / "run"
+    with _training(tmp_path, run_dir) as one:
+        wait_for("training", lambda: _steps(one, run_dir) >= 10)
+        os.killpg(one.process.pid, number)
+        assert one.code(END_S / 2) == 130, one.err
+    assert ended(processes_below(ray_tmpdir), END_S) == {}
+    assert [e.reason for e in of_kind(StopRequested, events(run_dir))] == [number.name]
+    assert checkpoint(run_dir).step == read_summary(run_dir / "summary.json").steps
 
 
 @pytest.mark.full(only="a second Ctrl-C ends at once")

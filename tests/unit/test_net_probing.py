@@ -140,8 +140,9 @@ def test_a_message_like_a_step_s_tells_what_those_that_lost_packets_do_not() -> 
     assert seconds[1] > 1.6 * exact_s
 
 
-def test_links_that_carry_a_step_soon_are_not_measured_longer() -> None:
-    short, long = (scripted(7_600_000, 125e6, 0.0, step_bytes=n)[0] for n in (0, 7_600_000))
+@pytest.mark.parametrize("rate", [1e5, 125e6])
+def test_links_are_not_measured_longer_where_the_first_message_or_a_step_tells(rate: float) -> None:
+    short, long = (scripted(7_600_000, rate, 0.0, step_bytes=n)[0] for n in (0, 7_600_000))
     assert short.sizes == long.sizes
 
 
