@@ -5,9 +5,10 @@
 Of each row of `benchmarks/results/S*.json` by raycloud as it is set by default, the limit of its
 repeat says how fast each node computes without any exchange, by the same clock; the scenario says
 cores, links and what happens when. Nothing is fitted to a row: what else the model has is in
-`raycloud.planner.cost`, and a worker's start takes the 1.6 processor seconds that decision 0019
-measured. Samples per second are those of the scenario's window, in which it counts, as there, from
-25 s after the start.
+`raycloud.planner.cost`, a worker's start takes the 1.6 processor seconds that decision 0019
+measured, and 0.011 of a node's cores go to Ray and to what in a worker does not compute. Samples
+per second are those of the scenario's window, in which it counts, as there, from 25 s after the
+start.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ RESULTS = Path(__file__).parent / "results"
 _PARAMETERS = 1_902_720  # of `benchmarks.workload.Transformer`
 _STATE = 12  # bytes of a parameter: itself, and AdamW's two moments
 _START_CORE_S = 1.6  # processor seconds until a worker is ready
+_BESIDE_CORES = 0.011  # of a node: its raylet's, and a worker's that neither computes nor sends
 _BEFORE_S = 25.0
 _SAMPLES = 100_000
 _CALL_S = 0.1
@@ -76,7 +78,8 @@ def faults(scenario: Scenario) -> Iterator[Fault]:
         until_s = later[0].at_s - event.at_s if later else 1e6
         if event.action == "throttle" and event.cores and later:
             usual = scenario.everyone.nodes[number[event.node]].cores or 1.0
-            yield Fault(kind=Kind.SLOW, lasts_s=until_s, factor=usual / event.cores, **told)
+            factor = (usual - _BESIDE_CORES) / (event.cores - _BESIDE_CORES)
+            yield Fault(kind=Kind.SLOW, lasts_s=until_s, factor=factor, **told)
         elif event.action == "kill-process":
             yield Fault(kind=Kind.DIE, **told)
         elif event.action == "freeze":
@@ -96,6 +99,7 @@ def faults(scenario: Scenario) -> Iterator[Fault]:
 def foretold(scenario: Scenario, rates: Mapping[str, float], *, micro_batch: int = 1) -> float:
     """Samples per second of the scenario's window, simulated."""
     nodes = scenario.everyone.nodes
+    rates = {node.name: rates[node.name] * _part(node.cores or 1.0) for node in nodes}
     fastest = max(rates.values())
     there, known = scenario.spec.nodes, described(scenario, rates, fastest)
     share_s = GLOBAL_BATCH / len(nodes) / fastest
@@ -143,6 +147,11 @@ def foretold(scenario: Scenario, rates: Mapping[str, float], *, micro_batch: int
     if outcome.broken:
         raise RuntimeError(f"{scenario.name}: {outcome.broken}")
     return (outcome.marks[1] - outcome.marks[0]) * GLOBAL_BATCH / scenario.window_s
+
+
+def _part(cores: float) -> float:
+    """Of the speed that a node has by itself, as the limit measures it, what computing gets."""
+    return (cores - _BESIDE_CORES) / cores
 
 
 def rows(path: Path) -> Iterator[tuple[Mapping[str, Any], Mapping[str, float]]]:

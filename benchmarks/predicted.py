@@ -147,7 +147,11 @@ def rows(path: Path) -> Iterator[tuple[str, Sequence[Held]]]:
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    return f"{row['scenario']} {row['contestant']} repeat {row['repeat']}"
+    """Also on which machine, and of which commit, where the row says so."""
+    told = row.get("machine", {}).get("cpu", ""), row.get("commit", "")[:8]
+    return ", ".join(
+        [f"{row['scenario']} {row['contestant']} repeat {row['repeat']}", *filter(None, told)]
+    )
 
 
 def summed(found: Sequence[tuple[str, Sequence[Held]]]) -> dict[str, Any]:

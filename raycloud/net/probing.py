@@ -22,9 +22,10 @@ _SMALL_BYTES, _FIRST_BYTES = 2**14, 2**18
 _ENOUGH_S, _AIM_S = 0.1, 0.15  # that the last message takes more than a small one: at least, about
 _MOST_AIM_S = 1.0  # the same, where latency varies by more than that
 _LEAST_GROWTH, _MOST_GROWTH = 1.5, 8  # from one message to the next
-_SLOW_S = 0.5  # a first message that takes more is not followed by another one
+_SLOW_S = 0.5  # a first message that takes more is not followed by another one, if a step is less
 _MOST_MESSAGES = 3  # that grow
-_LONG_S, _LONG_MESSAGES = 2.0, 2  # of thin links: at most about so long, and how many
+_LIKE_A_STEP = 2  # messages
+_LONG_S, _LONG_GROWTH = 2.0, 4  # of thin links: at most about so long, and so much larger
 _EACH_BYTES = 4
 
 Exchanged = tuple[tuple[int, float], ...]
@@ -45,11 +46,11 @@ def probe_links(
     That is besides what a small one takes, for which latency counts; where that takes longer, until
     one takes twice as long again, since latency varies by as much. A link that holds traffic to a
     rate may let a burst pass first, which the messages before the last one use up: so there are two
-    at least, unless the first takes half a second. Where links are so thin that a step sends more
-    than a message of 0.1 s, two follow that are as large as it, or of about two seconds, and the
-    sooner counts: the first ones on a thin link lose packets, and say little of a step. All members
-    make this call at the same point, and find the same: of each message the seconds of the member
-    that it took longest.
+    at least, unless the first takes half a second. On thin links, where the first takes 0.1 s and
+    a step sends more, up to two follow that are like a step's, but of about two seconds at most and
+    four times as large as the first, and the sooner counts: the first one on such a link loses
+    packets, and says little of a step. All members make this call at the same point, and find the
+    same: of each message the seconds of the member that it took longest.
 
     Args:
         gradients: What carries them.
@@ -82,11 +83,17 @@ def probe_links(
         return ((small, small_s),)
     small_s, took_s = agreed(seconds(small), seconds(size))
     found = [(small, small_s), (size, took_s)]
+    if took_s - small_s >= _ENOUGH_S and size < step_bytes:
+        grows = min(_LONG_S / took_s, _LONG_GROWTH)
+        size = min(int(grows * size) // _EACH_BYTES * _EACH_BYTES, step_bytes)
+        like: list[float] = []
+        while took_s < _LONG_S and len(like) < _LIKE_A_STEP:
+            [took_s] = agreed(seconds(size))
+            like.append(took_s)
+        return (*found, (size, min(like))) if like else tuple(found)
     enough_s, aim_s = max(_ENOUGH_S, small_s), min(max(_AIM_S, 2.0 * small_s), _MOST_AIM_S)
     while size < most_bytes and len(found) <= _MOST_MESSAGES:
         more_s = took_s - small_s
-        if more_s >= _ENOUGH_S and size < step_bytes:
-            break  # as large as a step's, then
         if more_s >= (enough_s if len(found) > 2 else max(enough_s, _SLOW_S)):  # noqa: PLR2004 - one has grown
             break
         grows = aim_s / more_s if more_s > 0.0 else _MOST_GROWTH
@@ -94,7 +101,4 @@ def probe_links(
         size = min(int(grows * size) // _EACH_BYTES * _EACH_BYTES, most_bytes)
         [took_s] = agreed(seconds(size))
         found.append((size, took_s))
-    if took_s - small_s >= _ENOUGH_S and took_s < _LONG_S and size < step_bytes:
-        size = min(int(_LONG_S / took_s * size) // _EACH_BYTES * _EACH_BYTES, step_bytes)
-        found.append((size, min(agreed(seconds(size))[0] for _ in range(_LONG_MESSAGES))))
     return tuple(found)

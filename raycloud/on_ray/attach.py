@@ -180,7 +180,7 @@ def _few_services() -> Iterator[None]:
     to this process's group, as `timeout` sends it, would end Ray before the last checkpoint.
     """
     # Private: `ray start` has options for two of them, and `ray.init` for none; without its
-    # frontend it still starts the dashboard, and waits for it. Held by a test of what runs.
+    # frontend it still starts the dashboard, and waits for it. Held by tests of what runs and ends.
     import ray
     from ray._private import parameter, ray_constants, services, utils
     from ray.experimental import internal_kv
