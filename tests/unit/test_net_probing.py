@@ -142,6 +142,12 @@ def test_a_message_like_a_step_s_tells_what_those_that_lost_packets_do_not() -> 
     assert seconds[1] > 1.6 * exact_s
 
 
+def test_where_a_burst_hid_how_thin_a_link_is_one_long_message_is_enough() -> None:
+    slow, exchanged = scripted(7_600_000, 0.5e6, 0.0, burst=300_000)
+    assert len(slow.sizes) == 4
+    assert slow.sizes[-1] == 4 * slow.sizes[-2] == exchanged[-1][0]
+
+
 @pytest.mark.parametrize("rate", [1e5, 125e6])
 def test_links_are_not_measured_longer_where_the_first_message_or_a_step_tells(rate: float) -> None:
     short, long = (scripted(7_600_000, rate, 0.0, step_bytes=n)[0] for n in (0, 7_600_000))
