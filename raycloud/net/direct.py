@@ -43,10 +43,11 @@ if TYPE_CHECKING:
     import queue
 
     from raycloud.net.stream import Stream
-    from raycloud.net.transport import Coding
+    from raycloud.net.transport import Coding, Work
 
 _PARTS = 16  # given to the system at once
 _TURN_BYTES = 2**20  # read from one peer before the next has its turn
+_PIECE_BYTES = 2**20  # are passed on together
 _AT_ONCE_BYTES = 2**18  # the courier is woken by a whole payload, or by so much of it
 
 
@@ -70,6 +71,17 @@ class DirectWork:
         """It is complete, or will never be."""
         self._error = error
         self._over.set()
+
+
+class _All:
+    """Operations under way, as one."""
+
+    def __init__(self, works: Sequence[DirectWork]) -> None:
+        self._works = works
+
+    def wait(self, timeout_s: float) -> bool:
+        """See `transport.Work.wait`."""
+        return all(work.wait(timeout_s) for work in self._works)
 
 
 class _Peer:
@@ -165,9 +177,15 @@ class DirectTransport:
         """See `transport.CodedTransport.reduce_bytes`."""
         return reduction_bytes(count, self.rank, self.size, coding)
 
-    def broadcast(self, tensor: torch.Tensor, source: int) -> DirectWork:
-        """Copy from the member of rank `source`, in place."""
-        return self._begin(Broadcast(tensor.view(-1), source))
+    def broadcast(self, tensor: torch.Tensor, source: int) -> Work:
+        """Copy from the member of rank `source`, in place; see `exchange.Broadcast`."""
+        flat, chain = tensor.view(-1), self._chain(source)
+        pieces = flat.split(_PIECE_BYTES // flat.element_size())
+        return _All([self._begin(Broadcast(piece, chain)) for piece in pieces])
+
+    def _chain(self, source: int) -> Sequence[int]:
+        """All ranks, from `source` on, as they pass on what is broadcast."""
+        return [(source + k) % self.size for k in range(self.size)]
 
     def hang_up(self) -> None:
         """See `transport.Transport.hang_up`."""

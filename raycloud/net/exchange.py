@@ -16,7 +16,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -341,28 +341,32 @@ class Gather(Operation):
 
 
 class Broadcast(Operation):
-    """One member's tensor for all.
+    """One member's tensor for all, each passing it on to the next: no link carries it twice.
+
+    What is small goes straight to all, in one latency.
 
     Args:
         values: Of the source; becomes that elsewhere.
-        source: Its rank.
+        chain: All ranks as they pass it on; the first is the source's.
     """
 
-    def __init__(self, values: torch.Tensor, source: int) -> None:
+    def __init__(self, values: torch.Tensor, chain: Sequence[int]) -> None:
         super().__init__()
-        self._values, self._source = values, source
+        self._values, self._chain = values, chain
+        self._straight = values.nbytes <= WHOLE_BYTES
 
     def start(self, exchange: DirectExchange) -> None:
         """See `Operation.start`."""
-        payload = self._values.view(torch.uint8)
-        if exchange.rank != self._source:
-            self.waits_for[self._source, Phase.WHOLE] = payload.numel()
+        payload, at = self._values.view(torch.uint8), self._chain.index(exchange.rank)
+        self._next = self._chain[at + 1 : at + 2] if not self._straight else ()
+        if at:
+            before = self._chain[0 if self._straight else at - 1]
+            self.waits_for[before, Phase.WHOLE] = payload.numel()
             return
         if payload.device.type != "cpu":
             payload = exchange.lend(self, payload.numel()).copy_(payload)
-        for peer in range(exchange.size):
-            if peer != self._source:
-                exchange.send(self, peer, Phase.WHOLE, payload)
+        for peer in self._next or self._chain[1:]:
+            exchange.send(self, peer, Phase.WHOLE, payload)
 
     def receive(
         self,
@@ -373,7 +377,9 @@ class Broadcast(Operation):
     ) -> None:
         """See `Operation.receive`."""
         self._values.view(torch.uint8).copy_(payload)
-        exchange.pool.give(payload)
+        self.lent.append(payload)
+        for peer in self._next:
+            exchange.send(self, peer, Phase.WHOLE, payload)
 
 
 class DirectExchange:

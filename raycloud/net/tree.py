@@ -334,53 +334,6 @@ class TreeGather(Operation):
         return summed
 
 
-class TreeBroadcast(Operation):
-    """One member's tensor for all; each other zone gets it once.
-
-    Args:
-        values: Of the source; becomes that elsewhere.
-        source: Its rank.
-        zones: Of the members.
-    """
-
-    def __init__(self, values: torch.Tensor, source: int, zones: Zones) -> None:
-        super().__init__()
-        self._values, self._source, self._zones = values, source, zones
-
-    def start(self, exchange: DirectExchange) -> None:
-        """See `Operation.start`."""
-        zones, payload = self._zones, self._values.view(torch.uint8)
-        here = zones.numbers[exchange.rank]
-        first, home = zones.groups[here][0], zones.numbers[self._source]
-        if exchange.rank != self._source:
-            told = here == home or exchange.rank == first
-            self.waits_for[self._source if told else first, Phase.WHOLE] = payload.numel()
-            return
-        if payload.device.type != "cpu":
-            payload = exchange.lend(self, payload.numel()).copy_(payload)
-        for number, group in enumerate(zones.groups):
-            if number != here:
-                exchange.send(self, group[0], Phase.WHOLE, payload)
-        self._pass_on(exchange, payload)
-
-    def receive(
-        self,
-        exchange: DirectExchange,
-        rank: int,
-        phase: Phase,  # noqa: ARG002 - all are of one
-        payload: torch.Tensor,
-    ) -> None:
-        """See `Operation.receive`."""
-        self._values.view(torch.uint8).copy_(payload)
-        self.lent.append(payload)
-        if rank not in self._zones.groups[self._zones.numbers[exchange.rank]]:
-            self._pass_on(exchange, payload)
-
-    def _pass_on(self, exchange: DirectExchange, payload: torch.Tensor) -> None:
-        for peer in self._zones.near(exchange.rank):
-            exchange.send(self, peer, Phase.WHOLE, payload)
-
-
 class TreeTransport(DirectTransport):
     """See `DirectTransport`; between zones bytes are few.
 
@@ -433,9 +386,8 @@ class TreeTransport(DirectTransport):
         """See `transport.CodedTransport.reduce_bytes`."""
         return sum(tree_reduction_bytes(count, self.rank, self._zones, coding))
 
-    def broadcast(self, tensor: torch.Tensor, source: int) -> DirectWork:
-        """Copy from the member of rank `source`, in place."""
-        return self._begin(TreeBroadcast(tensor.view(-1), source, self._zones))
+    def _chain(self, source: int) -> tuple[int, ...]:
+        return self._zones.chain(source)
 
     def _send(self, rank: int, phase: Phase, number: int, payload: torch.Tensor) -> None:
         super()._send(rank, phase, number, payload)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from raycloud.net.exchange import ALIGNED
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # What is small goes whole from all to all, which is one latency, as long as that many bytes at most
 # go from one zone to another: 13 ms at 20 Mbit/s. Else one member of each zone has it first.
 _WHOLE_ACROSS_BYTES = 2**15
+WHOLE_MEMBERS = 16  # and so many members: each has as many messages to send and to read
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,29 @@ class Zones:
         """
         return tuple(rank for group in self.groups for rank in group)
 
+    def chain(self, source: int) -> tuple[int, ...]:
+        """All ranks from `source` on, zone by zone: each zone is entered once.
+
+        >>> Zones.of(["a", "b", "a", "b"]).chain(3)
+        (3, 1, 0, 2)
+        """
+        home = self.numbers[source]
+        others = (group for number, group in enumerate(self.groups) if number != home)
+        return (source, *self.near(source), *chain.from_iterable(others))
+
+    def cut(self, most: int) -> Zones:
+        """Each zone in parts of at most so many members, in the order of ranks.
+
+        >>> Zones.of("aabaa").cut(3).groups
+        ((0, 1, 3), (2,), (4,))
+        """
+        places = {rank: at // most for group in self.groups for at, rank in enumerate(group)}
+        return Zones.of([f"{zone}/{places[rank]}" for rank, zone in enumerate(self.numbers)])
+
     def gathers(self, size: int) -> bool:
         """Whether a message of so many bytes goes whole from all to all."""
+        if len(self.numbers) > WHOLE_MEMBERS:
+            return False
         one, other, *_ = *sorted(map(len, self.groups), reverse=True), 0
         return one * other * size <= _WHOLE_ACROSS_BYTES
 

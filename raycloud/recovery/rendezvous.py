@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYetError
 from contextlib import ExitStack
@@ -28,7 +28,7 @@ from raycloud.net.served import ServedTransport, reach
 from raycloud.net.stream import SOCKETS, Sockets
 from raycloud.net.transport import Abandoned
 from raycloud.net.tree import TreeTransport
-from raycloud.net.zones import Zones
+from raycloud.net.zones import WHOLE_MEMBERS, Zones
 from raycloud.threads import THREADS, Threads
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ _CONNECTING_S = 30.0
 _LOOK_UP_S = 0.025  # a meeting that is given up holds up the next one for so long
 # Buckets that travel at the same time: in a ring of slow processors each waits more than it moves.
 _THREADS = 4
+_OF_A_PART = 8  # members, where the lane is not from all to all: one of them sums for the others
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,22 +173,33 @@ def _meet(
     servers: SumServers | None,
 ) -> tuple[Transport, Transport]:
     rank, size = meeting.rank, len(meeting.shares)
-    with RendezvousClient(meeting.place, meeting.generation, rank, size) as members:
-        if topology != "ring":
-            return _meet_directly(meeting, address, topology, servers, members)
-        listens = GlooDevice(address)
+    with (
+        RendezvousClient(meeting.place, meeting.generation, rank, size) as members,
+        ExitStack() as held,
+    ):
+        *gradients, lane = _meet_directly(meeting, address, topology, servers, members)
+        for one in (*gradients, lane):
+            held.callback(one.close)
+        found = gradients[0] if gradients else _ring(meeting, address, device, members)
+        held.pop_all()  # they are the caller's
+    return found, lane
 
-        def gloo(threads: int, order: Sequence[int] = ()) -> Transport:
-            told = RendezvousStore(members, order)
-            return GlooTransport(
-                told, rank=rank, size=size, device=listens, threads=threads, order=order
-            )
 
-        lane = gloo(1)
-        if device.type != "cuda" or size == 1:  # alone, NCCL would take memory for nothing
-            return gloo(_THREADS, meeting.labelled.order), lane
+def _ring(
+    meeting: Meeting, address: str, device: torch.device, members: RendezvousClient
+) -> Transport:
+    rank, size, order = meeting.rank, len(meeting.shares), meeting.labelled.order
+    if device.type == "cuda" and size > 1:  # alone, NCCL would take memory for nothing
         store = _store(members, address, rank=rank, size=size)
-    return NcclTransport(store, rank=rank, size=size, device=device), lane
+        return NcclTransport(store, rank=rank, size=size, device=device)
+    return GlooTransport(
+        RendezvousStore(members, order),
+        rank=rank,
+        size=size,
+        device=GlooDevice(address),
+        threads=_THREADS,
+        order=order,
+    )
 
 
 def _meet_directly(
@@ -196,26 +208,35 @@ def _meet_directly(
     topology: str,
     servers: SumServers | None,
     members: RendezvousClient,
-) -> tuple[Transport, Transport]:
+) -> list[DirectTransport]:
+    """What is over sockets of our own: the control lane, and before it gradients but of a ring.
+
+    A small sum takes one latency there, in a ring 2 (N - 1), and each step waits for one.
+    """
+
     def tell(told: bytes) -> list[bytes]:
         return [opened(part) for part in members.exchange(told)]
 
     rank, size, generation = meeting.rank, len(meeting.shares), meeting.generation
     zones = meeting.near
+    small = zones if size <= WHOLE_MEMBERS else meeting.labelled.cut(_OF_A_PART)
     with ExitStack() as held:
-        makes: list[Make] = [DirectTransport, DirectTransport]
-        if topology == "tree" and len(zones.groups) > 1:
-            makes = [partial(TreeTransport, zones=zones)] * 2
-        elif servers is not None and size > 1:
+        gradients = _by(zones) if topology == "tree" else DirectTransport
+        if topology == "servers" and servers is not None and size > 1:
             reached = reach(tell, servers, rank=rank, size=size, generation=generation)
             for one in reached:
                 held.callback(one.close)
-            makes[0] = partial(ServedTransport, servers=reached)
-        gradients, lane = meet_directly(
+            gradients = partial(ServedTransport, servers=reached)
+        makes = [_by(small)] if topology == "ring" else [gradients, _by(small)]
+        met = meet_directly(
             tell, rank=rank, size=size, address=address, nonce=generation % 2**32, makes=makes
         )
         held.pop_all()  # they are the transport's
-    return gradients, lane
+    return met
+
+
+def _by(zones: Zones) -> Make:
+    return partial(TreeTransport, zones=zones) if len(zones.groups) > 1 else DirectTransport
 
 
 def _store(members: RendezvousClient, address: str, *, rank: int, size: int) -> dist.Store:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ import torch
 from raycloud.errors import TransportError
 from raycloud.net import exchange
 from raycloud.net.exchange import (
+    WHOLE_BYTES,
     Broadcast,
     DirectExchange,
     Frame,
@@ -153,12 +154,35 @@ def test_small_and_broadcast_in_any_order() -> None:
     for seed in range(20):
         flags = [torch.tensor([float(rank), 1.0], dtype=torch.float64) for rank in range(3)]
         told = [torch.arange(5) * rank for rank in range(3)]
+        large = [torch.full((WHOLE_BYTES,), rank, dtype=torch.int16) for rank in range(3)]
         asked: list[list[Operation]] = [
-            [Gather(flags[rank]), Broadcast(told[rank], 2)] for rank in range(3)
+            [
+                Gather(flags[rank]),
+                Broadcast(told[rank], (2, 0, 1)),
+                Broadcast(large[rank], (1, 2, 0)),
+            ]
+            for rank in range(3)
         ]
         Wires(3, random.Random(seed)).run(asked)
         assert [flag.tolist() for flag in flags] == [[3.0, 3.0]] * 3
         assert [one.tolist() for one in told] == [[0, 2, 4, 6, 8]] * 3
+        assert all(one.eq(1).all() for one in large)
+
+
+def test_what_is_large_is_sent_once_by_each_but_the_last() -> None:
+    large = [torch.full((WHOLE_BYTES,), rank, dtype=torch.int16) for rank in range(4)]
+    wires, counts = Wires(4, random.Random(0)), Counter[tuple[int, int]]()
+    sends = wires._send
+    for rank, member in enumerate(wires.members):
+
+        def counted(to: int, phase: Phase, number: int, payload: Any, rank: int = rank) -> None:
+            counts[rank, to] += 1
+            sends(rank, to, phase, number, payload)
+
+        member._send = counted  # type: ignore[method-assign]
+    wires.run([[Broadcast(one, (2, 3, 1, 0))] for one in large])
+    assert counts == {(2, 3): 1, (3, 1): 1, (1, 0): 1}
+    assert all(one.eq(2).all() for one in large)
 
 
 def test_memory_is_used_again() -> None:

@@ -14,6 +14,7 @@ import torch
 from raycloud.errors import TransportError
 from raycloud.net.direct import DirectWork
 from raycloud.net.exchange import (
+    Broadcast,
     DirectExchange,
     Frame,
     Gather,
@@ -23,7 +24,6 @@ from raycloud.net.exchange import (
     reduction,
 )
 from raycloud.net.tree import (
-    TreeBroadcast,
     TreeGather,
     TreeTransport,
     reduction_by_zones,
@@ -143,7 +143,7 @@ def test_small_and_broadcast_in_any_order(names: str) -> None:
         asked: list[list[Operation]] = [
             [
                 TreeGather(flags[rank], zones),
-                TreeBroadcast(told[rank], source, zones),
+                Broadcast(told[rank], zones.chain(source)),
                 Gather(whole[rank]),
             ]
             for rank in range(size)

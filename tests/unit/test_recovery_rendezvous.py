@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from raycloud.net import sockets
+from raycloud.net.direct import DirectTransport
 from raycloud.net.rendezvous_store import Rendezvous
 from raycloud.net.transport import Transport
 from raycloud.net.tree import TreeTransport
@@ -119,5 +120,7 @@ def test_a_ring_goes_by_zones_and_the_lane_by_ranks(zones: str, order: list[int]
     met = met_in(zones, "ring")
     places = [gradients._group.rank() for gradients, _ in met]
     assert [places.index(place) for place in range(4)] == order
-    assert [lane._group.rank() for _, lane in met] == [gradients.rank for gradients, _ in met]
+    assert [lane.rank for _, lane in met] == [gradients.rank for gradients, _ in met]
+    assert len({type(lane) for _, lane in met}) == 1
+    assert isinstance(met[0][1], DirectTransport)
     close_all(transport for pair in met for transport in pair)
