@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from raycloud.control.member import Member
     from raycloud.control.settings import ControlSettings
     from raycloud.events import MemberReady, StepsCommitted
+    from raycloud.planner.speed import Seconds
 
 _FAR = 2.0  # times as long as known
 _LOOKS = 2  # a gain must be seen this often in a row
@@ -36,6 +37,9 @@ _FINE_GAIN = 0.02  # of a round's: those of many steps
 _TRY_EVERY = 40.0  # times what a step takes more with a micro-batch for who was idle: it takes two
 _TRY_S = 20.0
 _SAYS = 8  # members, in a note
+_IN_A_HURRY = 3  # steps of other shares, of which data was not made ahead
+_WAITED = 0.05  # of its time, who waits for data
+_FORGETS = 0.99  # of what was seen of a feed, with each report without such waiting
 _LATE_PART = 0.6  # of a round: what can wait is decided then, by all that is known by now
 _REDEAL_S = 2.0  # more than it takes to meet anew and to deal what is left of a round
 _GREY_MOST = 256  # members, up to which each is followed by a grey Markov chain, too
@@ -59,6 +63,10 @@ class Resharing:
     Who is left idle, since one micro-batch of it would hold all up, gets one now and then: so it is
     noticed that it has recovered. That costs a tenth of the time at most.
 
+    Where a member has waited for data, what it can be fed counts, too: until it has shown more, and
+    a little less with each report that it did not wait. And of a step the exchange is a part as
+    well: what a change gains is held against both.
+
     Members that meet once in a round need not all end each of its steps at the same time: shares
     have sixteenths of micro-batches there, and some steps one more than others. A change must be
     worth as much as any, however much forecasts err: what they are held against is of many steps.
@@ -72,6 +80,7 @@ class Resharing:
         self._fits = settings.shares == "auto"
         self._estimates: dict[int, ExpectedSpeed] = {}
         self._fixed_s, self._micro_batch_s = array("d"), array("d")  # as estimated, by member
+        self._feeds = Feeds()
         self._looked_s, self._looked_step, self._worth = 0.0, settings.step, 0
         self._idle_s: dict[int, float] = {}  # since when, of who has no share
         self._tried: int | None = None  # who was idle, and is to be measured
@@ -113,6 +122,7 @@ class Resharing:
             estimate = self._estimates[report.member]
             self.changed |= estimate.observe(report.micro_batches, steps, report.compute_s)
             self._note(report.member, estimate)
+            self._feeds.observe(report)
             rounds = max(1.0, steps / report.period)
             self._round_s = report.wall_s / rounds if report.period > 1 else 0.0
             self._long = steps >= _LONG_STEPS and report.compute_s >= _LONG_S
@@ -201,7 +211,13 @@ class Resharing:
     def _speeds(self, group: Sequence[int]) -> Speeds:
         at = np.array(group, np.intp)
         fixed_s, micro_batch_s = np.array(self._fixed_s), np.array(self._micro_batch_s)
-        return Speeds(fixed_s[at], micro_batch_s[at], np.full(len(group), NO_LIMIT, np.int64))
+        return Speeds(
+            fixed_s[at],
+            micro_batch_s[at],
+            np.full(len(group), NO_LIMIT, np.int64),
+            feed_s=self._feeds.micro_batch_s(group),
+            beside_s=self._feeds.beside_s(group),
+        )
 
     def first(self, members: Sequence[Member]) -> tuple[int, ...]:
         """The shares to begin with, by rank.
@@ -219,7 +235,7 @@ class Resharing:
     ) -> tuple[float, ...] | None:
         """Shares in so many parts that shorten the step by the gain; finer ones are replaced."""
         every, now = self._settings.micro_batches * parts, [int(share * parts) for share in shares]
-        better = better_shares(now, _in_parts(speeds, parts), every, gain=gain, least=parts)
+        better = better_shares(now, speeds.in_parts(parts), every, gain=gain, least=parts)
         return None if better is None else _of_parts(better, parts)
 
     def fit(self, members: Sequence[Member]) -> tuple[float, ...]:
@@ -233,7 +249,7 @@ class Resharing:
         group = [m.number for m in members]
         speeds, parts = self._speeds(group), self._parts_of(group)
         every = self._settings.micro_batches * parts
-        fitted = fit_shares(_in_parts(speeds, parts), every, least=parts)
+        fitted = fit_shares(speeds.in_parts(parts), every, least=parts)
         shares = np.array(_of_parts(fitted, parts))
         for idle in np.flatnonzero(shares == 0):
             most = shares.argmax()
@@ -325,9 +341,44 @@ class Resharing:
         self._looked_s, self._looked_step, self._worth = now_s, step, worth
 
 
-def _in_parts(speeds: Speeds, parts: int) -> Speeds:
-    """By parts of micro-batches."""
-    return replace(speeds, micro_batch_s=speeds.micro_batch_s / parts)
+class Feeds:
+    """How fast the data of members comes, and what of their steps is no computing, by reports.
+
+    Who has waited for data was fed all the time, so a step's seconds are those of its data. Steps
+    whose data was to come before other shares were known do not tell: they are made in a hurry.
+    """
+
+    def __init__(self) -> None:
+        self._fed_s: dict[int, float] = {}  # of a micro-batch, by member that has waited
+        self._beside_s: dict[int, float] = {}
+        self._began: dict[int, tuple[int, int]] = {}  # generation, and its first step heard of
+
+    def observe(self, report: StepsCommitted) -> None:
+        """Take in a member's seconds; it has computed something."""
+        member, steps = report.member, report.last_step - report.first_step
+        waits_s = report.wall_s - report.compute_s - report.data_s
+        self._beside_s[member] = max(0.0, waits_s / steps)
+        generation, began = self._began.get(member, (-1, 0))
+        if generation != report.generation:
+            began = report.first_step
+            self._began[member] = report.generation, began
+        if report.first_step < began + _IN_A_HURRY:
+            return
+        took_s, known_s = report.wall_s / report.micro_batches, self._fed_s.get(member)
+        if report.data_s > _WAITED * report.wall_s:
+            self._fed_s[member] = took_s
+        elif known_s is not None:
+            self._fed_s[member] = min(known_s * _FORGETS, took_s)
+
+    def micro_batch_s(self, group: Sequence[int]) -> Seconds | None:
+        """Of each of these members; None where none has waited."""
+        if not self._fed_s.keys() & {*group}:
+            return None
+        return np.array([self._fed_s.get(member, 0.0) for member in group])
+
+    def beside_s(self, group: Sequence[int]) -> float:
+        """Of a step: what it takes who waits for nobody, besides computing."""
+        return min((self._beside_s.get(member, 0.0) for member in group), default=0.0)
 
 
 def _of_parts(counts: Sequence[int], parts: int) -> tuple[float, ...]:

@@ -69,7 +69,7 @@ def _fit(workers: Speeds, micro_batches: int, least: int) -> Counts:
     best = _fill(workers, micro_batches, np.zeros_like(workers.limit))
     if micro_batches < least * len(best) or best.min() >= least:
         return best
-    alone_s = workers.fixed_s + least * workers.micro_batch_s
+    alone_s = workers.seconds(np.full_like(workers.limit, least))
     worth = workers.step_s(best) > (1 - _WORTH_LEAVING_OUT) * alone_s
     at_least = least * (worth & (workers.limit >= least)).astype(np.int64)
     if least > 1:  # those who are left out have nothing, and no part of that
@@ -134,9 +134,10 @@ def better_shares(
 ) -> tuple[int, ...] | None:
     """New shares if they shorten the step by at least the fraction `gain`; None: stay as you are.
 
-    `gain` is the hysteresis that keeps noise in the measured speeds from moving work about. Shares
-    that are not possible (another sum, a limit exceeded) are replaced whatever the gain. `least` is
-    that of `fit_shares`.
+    `gain` is the hysteresis that keeps noise in the measured speeds from moving work about. It is
+    of all of a step: of computing, and of what `Speeds` say that there is besides. Shares that are
+    not possible (another sum, a limit exceeded) are replaced whatever the gain. `least` is that of
+    `fit_shares`.
 
     >>> even, uneven = Speed(fixed_s=0, micro_batch_s=1), Speed(fixed_s=0, micro_batch_s=2)
     >>> better_shares((4, 4), [even, even], 8), better_shares((4, 4), [even, uneven], 8)
@@ -150,7 +151,8 @@ def better_shares(
         raise ValueError(f"argument `current` has {len(current)} shares for {len(speeds)} workers")
     workers, now = _workers(speeds, micro_batches), np.array(current, dtype=np.int64)
     possible = now.sum() == micro_batches and ((now >= 0) & (now <= workers.limit)).all()
-    worth_s = (1 - gain) * workers.step_s(now) if possible else np.inf
+    now_s = workers.step_s(now)
+    worth_s = now_s - gain * (now_s + workers.beside_s) if possible else np.inf
     if workers.least_s(micro_batches) > worth_s:
         return None  # whichever are the best
     best = _fit(workers, micro_batches, least)
@@ -204,17 +206,7 @@ def _fill(workers: Speeds, total: int, start: Counts) -> Counts:
     every other time bisection, finds one that leaves few to deal singly: at most one per worker,
     and of many workers only those that would finish theirs at the same moment.
     """
-    fixed_s, slope_s, limit = workers.fixed_s, workers.micro_batch_s, workers.limit
-
-    def within(seconds: float) -> Counts:
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            real = np.floor((seconds - fixed_s) / slope_s)
-        real = np.nan_to_num(real, nan=total, posinf=total, neginf=0)
-        counts = np.clip(real, 0, limit).astype(np.int64)
-        counts -= (counts > 0) & (workers.seconds(counts) > seconds)  # the quotient was rounded up
-        filled: Counts = np.maximum(counts, start)
-        return filled
-
+    limit = workers.limit
     counts, early_s, late_s = start, 0.0, workers.step_s(limit)
     dealt, most = int(start.sum()), int(limit.sum())
     few = min(len(counts), max(_SINGLY, len(counts) // 4))
@@ -224,7 +216,7 @@ def _fill(workers: Speeds, total: int, start: Counts) -> Counts:
             break
         part = 0.5 if number % 2 else (total - dealt) / (most - dealt)
         tried_s = early_s + part * (late_s - early_s)
-        tried = within(tried_s)
+        tried = np.maximum(workers.within(tried_s, total), start)
         if (sum_ := int(tried.sum())) <= total:
             counts, early_s, dealt = tried, tried_s, sum_
         else:
@@ -242,8 +234,7 @@ def _deal(workers: Speeds, shares: Counts, left: int) -> Counts:
         return shares
     next_s = np.where(shares < workers.limit, workers.seconds(shares + 1), np.inf)
     first = np.argsort(next_s, kind="stable")[:left]
-    with np.errstate(over="ignore"):
-        again_s = workers.fixed_s[first] + (shares[first] + 2) * workers.micro_batch_s[first]
+    again_s = workers.some(first).seconds(shares[first] + 2)
     if len(first) == left and next_s[first[-1]] < again_s.min():  # nobody is first twice
         shares[first] += 1
         return shares
@@ -254,8 +245,7 @@ def _deal(workers: Speeds, shares: Counts, left: int) -> Counts:
         _, i = queue[0]
         shares[i] += 1
         if shares[i] < workers.limit[i]:
-            again_s = workers.fixed_s[i] + (shares[i] + 1) * workers.micro_batch_s[i]
-            heapq.heapreplace(queue, (float(again_s), i))
+            heapq.heapreplace(queue, (workers.next_s(i, int(shares[i]) + 1), i))
         else:
             heapq.heappop(queue)
     return shares

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
@@ -302,6 +302,8 @@ SAME = 1e-9  # of a time: what is closer is the same moment
 class Speeds:
     """T_i(b) = fixed_s[i] + b * micro_batch_s[i] of each worker i: see `Speed`, which is one.
 
+    Where the data of a share comes no faster it is what that takes, b * feed_s[i], less `beside_s`.
+
     >>> speeds = Speeds(np.array([2.0, 9.0]), np.array([1.0, 1.0]), np.array([8, 8]))
     >>> speeds.step_s(np.array([2, 0]))
     4.0
@@ -310,11 +312,15 @@ class Speeds:
         fixed_s: Seconds of a step that do not depend on the share.
         micro_batch_s: Seconds per micro-batch.
         limit: Most micro-batches per step that each can hold.
+        feed_s: Seconds in which the data of a micro-batch is made ready; None: it is there.
+        beside_s: Of a step, besides computing: the exchange.
     """
 
     fixed_s: Seconds
     micro_batch_s: Seconds
     limit: Counts
+    feed_s: Seconds | None = None
+    beside_s: float = 0.0
 
     @classmethod
     def of(cls, speeds: Sequence[Speed]) -> Speeds:
@@ -330,10 +336,46 @@ class Speeds:
         """How many workers."""
         return len(self.fixed_s)
 
+    def some(self, which: Counts) -> Speeds:
+        """Those of some workers."""
+        return replace(
+            self,
+            fixed_s=self.fixed_s[which],
+            micro_batch_s=self.micro_batch_s[which],
+            limit=self.limit[which],
+            feed_s=None if self.feed_s is None else self.feed_s[which],
+        )
+
+    def in_parts(self, parts: int) -> Speeds:
+        """By parts of micro-batches."""
+        feed_s = None if self.feed_s is None else self.feed_s / parts
+        return replace(self, micro_batch_s=self.micro_batch_s / parts, feed_s=feed_s)
+
     def seconds(self, shares: Counts) -> Seconds:
         """T(b) of each."""
         with np.errstate(over="ignore"):
-            return np.where(shares > 0, self.fixed_s + shares * self.micro_batch_s, 0.0)
+            busy_s = self.fixed_s + shares * self.micro_batch_s
+            if self.feed_s is not None:
+                busy_s = np.maximum(busy_s, shares * self.feed_s - self.beside_s)
+            return np.where(shares > 0, busy_s, 0.0)
+
+    def next_s(self, worker: int, share: int) -> float:
+        """T(b) of one, for a share above 0."""
+        busy_s = float(self.fixed_s[worker] + share * self.micro_batch_s[worker])
+        if self.feed_s is None:
+            return busy_s
+        return max(busy_s, float(share * self.feed_s[worker]) - self.beside_s)
+
+    def within(self, seconds: float, most: int) -> Counts:
+        """How many micro-batches each ends in so many seconds; at most these, and its limit."""
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            real = np.floor((seconds - self.fixed_s) / self.micro_batch_s)
+            if self.feed_s is not None:
+                real = np.fmin(real, np.floor((seconds + self.beside_s) / self.feed_s))
+        real = np.nan_to_num(real, nan=most, posinf=most, neginf=0)
+        counts = np.clip(real, 0, self.limit).astype(np.int64)
+        counts -= (counts > 0) & (self.seconds(counts) > seconds)  # the quotient was rounded up
+        return counts
 
     def least_s(self, micro_batches: int) -> float:
         """No shares take less, not even parts of micro-batches; 0 where that is not so simple."""

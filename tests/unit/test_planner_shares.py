@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
+from itertools import product
+from random import Random
 from time import perf_counter
 
+import numpy as np
 import pytest
 
 from raycloud.errors import PlacementError
 from raycloud.planner.shares import better_shares, equal_shares, fit_shares, step_seconds
-from raycloud.planner.speed import Speed
+from raycloud.planner.speed import Speed, Speeds
 
 
 def even(micro_batch_s: float, fixed_s: float = 0.0, most: int | None = None) -> Speed:
@@ -109,6 +113,39 @@ def test_better_shares_need_the_gain() -> None:
     assert fit_shares(speeds, 100) == (51, 49)
     assert better_shares((50, 50), speeds, 100) is None
     assert better_shares((50, 50), speeds, 100, gain=0.01) == (51, 49)
+
+
+def test_the_gain_is_held_against_the_exchange_too() -> None:
+    speeds = Speeds.of([even(1.0), even(2.0)])
+    assert better_shares((4, 4), speeds, 8, gain=0.2) == (6, 2)  # 8 s become 6
+    assert better_shares((4, 4), replace(speeds, beside_s=1.9), 8, gain=0.2) == (6, 2)
+    assert better_shares((4, 4), replace(speeds, beside_s=2.1), 8, gain=0.2) is None
+
+
+def test_who_is_fed_slowly_gets_no_more_than_comes_beside_the_step() -> None:
+    quick = Speeds.of([even(0.01), even(0.01)])
+    assert fit_shares(quick, 10) == (5, 5)
+    slow = replace(quick, feed_s=np.array([0.0, 0.5]), beside_s=1.0)
+    assert fit_shares(slow, 10) == (8, 2)  # a third one would be there 0.5 s too late
+    assert fit_shares(slow.in_parts(2), 20) == (16, 4)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_other_shares_are_shorter_where_data_is_waited_for(seed: int) -> None:
+    chance = Random(seed)
+    count, total = chance.randint(1, 3), chance.randint(3, 9)
+    workers = Speeds.of(
+        [even(chance.uniform(0.0, 1.0), fixed_s=chance.uniform(0.0, 2.0)) for _ in range(count)]
+    )
+    feed_s = np.array([chance.choice((0.0, chance.uniform(0.0, 2.0))) for _ in range(count)])
+    workers = replace(workers, feed_s=feed_s, beside_s=chance.uniform(0.0, 4.0))
+    shares = fit_shares(workers, total)
+    # each has one, where that does not make the step half as long again
+    least = [min(share, 1) for share in shares]
+    every = product(*(range(one, total + 1) for one in least))
+    best_s = min(workers.step_s(np.array(some)) for some in every if sum(some) == total)
+    assert sum(shares) == total
+    assert workers.step_s(np.array(shares)) == pytest.approx(best_s)
 
 
 def test_better_shares_are_none_when_nothing_would_change() -> None:
