@@ -23,6 +23,7 @@ from raycloud.events import (
     MemberReady,
     StepsCommitted,
 )
+from raycloud.net.direct import DirectTransport
 from raycloud.net.gloo import GlooTransport
 from raycloud.net.stream import Place
 from raycloud.net.transport import Transport
@@ -212,11 +213,15 @@ def wait_for(found: Callable[[], bool]) -> None:
 
 
 def hung_up(transport: Transport) -> bool:
+    if isinstance(transport, DirectTransport):
+        return not transport._courier.is_alive() or all(p.ended for p in transport._peers.values())
     assert isinstance(transport, GlooTransport)
     return transport._over is not None
 
 
 def left(transport: Transport) -> bool:
+    if isinstance(transport, DirectTransport):
+        return not transport._courier.is_alive()
     return not hasattr(transport, "_group")
 
 
