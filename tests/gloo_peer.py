@@ -16,7 +16,7 @@ import torch
 from torch import distributed as dist
 
 from raycloud.errors import TransportError
-from raycloud.net.gloo import GlooDevice, GlooTransport
+from raycloud.net.gloo import GlooTransport
 from raycloud.net.transport import Work
 
 _HOST = "127.0.0.1"
@@ -27,7 +27,7 @@ def main() -> None:
     port, rank, size, numbers = map(int, sys.argv[1:])
     limit = datetime.timedelta(seconds=60)
     store = dist.TCPStore(_HOST, port, is_master=False, timeout=limit)
-    member = GlooTransport(store, rank=rank, size=size, device=GlooDevice(_HOST))
+    member = GlooTransport(store, rank=rank, size=size, address=_HOST)
     works: list[Work] = []
     say("met")
     for line in sys.stdin:

@@ -14,8 +14,8 @@ import torch
 from torch import distributed as dist
 
 from raycloud.errors import TransportError
-from raycloud.net.direct import DirectTransport, meet
-from raycloud.net.gloo import GlooDevice, GlooTransport
+from raycloud.net.direct import DirectTransport, Make, meet
+from raycloud.net.gloo import GlooTransport
 from raycloud.net.transport import Transport
 from raycloud.net.tree import TreeTransport
 from raycloud.net.zones import Zones
@@ -30,7 +30,7 @@ def gloo_members(size: int, *, meeting_s: float = 20.0) -> Iterator[list[GlooTra
     store.set_timeout(datetime.timedelta(seconds=meeting_s))
 
     def meet(rank: int) -> GlooTransport:
-        return GlooTransport(store, rank=rank, size=size, device=GlooDevice("127.0.0.1"))
+        return GlooTransport(store, rank=rank, size=size, address="127.0.0.1")
 
     members = together(partial(meet, rank) for rank in range(size))
     try:
@@ -61,14 +61,16 @@ class Rounds:
 
 @contextmanager
 def direct_members(
-    size: int, *, nonce: int = 5, zones: Sequence[str] = ()
+    size: int, *, nonce: int = 5, zones: Sequence[str] = (), small: Zones | None = None
 ) -> Iterator[list[DirectTransport]]:
     """Transports that have met over this machine's loopback interface; closed at the end.
 
-    Where there are `zones`, by rank, they are a tree's.
+    Where there are `zones`, by rank, they are a tree's, and sum what is small by others.
     """
     rounds = Rounds(size)
-    make = partial(TreeTransport, zones=Zones.of(zones)) if zones else DirectTransport
+    make: Make = DirectTransport
+    if zones:
+        make = partial(TreeTransport, zones=Zones.of(zones), small=small)
 
     def come(rank: int) -> DirectTransport:
         tell = partial(rounds.tell, rank)

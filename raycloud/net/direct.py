@@ -74,14 +74,14 @@ class DirectWork:
 
 
 class _All:
-    """Operations under way, as one."""
+    """Operations under way, as one; the last is over last."""
 
     def __init__(self, works: Sequence[DirectWork]) -> None:
         self._works = works
 
     def wait(self, timeout_s: float) -> bool:
         """See `transport.Work.wait`."""
-        return all(work.wait(timeout_s) for work in self._works)
+        return self._works[-1].wait(timeout_s) and all(work.wait(0.0) for work in self._works)
 
 
 class _Peer:

@@ -4,7 +4,8 @@ Messages are cut into as many parts as there are members. All send each part to 
 sums in the order of ranks and sends the sum to all: the bytes of a ring, in two latencies in place
 of 2 (N - 1). What is small goes whole to all, in one latency. With a codec parts travel encoded,
 and the owner encodes its sum once, so that all decode the same. Of two members each sends the other
-all it has, which is no more bytes, takes one latency, and encodes once.
+all it has, which is no more bytes, takes one latency, and encodes once. What is broadcast goes from
+member to member.
 
 Here is the protocol alone, without sockets and threads: `net.direct` has those. Operations are
 numbered, and all members start the same ones in the same order. A frame may come before its
@@ -35,6 +36,7 @@ WHOLE_BYTES = 2**13  # a message of at most so many goes whole to all
 _EARLY_BYTES = 2**32  # may wait here for operations that have not been started
 _LARGEST_BYTES = 2**31  # of a frame: it counts them in 32 bits
 PLAIN = "plain "  # before a type, the name of what does not encode
+_THERE = torch.ones(1, dtype=torch.uint8)
 ALIGNED = 256  # values: parts begin at multiples, so that no block of a codec is cut
 
 
@@ -42,7 +44,7 @@ class Phase(IntEnum):
     """What a frame carries."""
 
     PART = 0  # the sender's part of what the receiver owns; of two members, all it has
-    SUM = 1  # the sum of what the sender owns
+    SUM = 1  # the sum of what the sender owns; of a broadcast, that it has come to the last
     WHOLE = 2  # the sender's whole message
     OPEN = 3  # to a server: what the operation is of
     LEFT = 4  # from a server: what encoding the sum has lost
@@ -341,8 +343,9 @@ class Gather(Operation):
 
 
 class Broadcast(Operation):
-    """One member's tensor for all, each passing it on to the next: no link carries it twice.
+    """One member's tensor for all, each passing it on to the next, so that each sends it once.
 
+    The last one says to the source that it is there, which so is never far ahead of the others.
     What is small goes straight to all, in one latency.
 
     Args:
@@ -363,6 +366,8 @@ class Broadcast(Operation):
             before = self._chain[0 if self._straight else at - 1]
             self.waits_for[before, Phase.WHOLE] = payload.numel()
             return
+        if self._next:
+            self.waits_for[self._chain[-1], Phase.SUM] = _THERE.numel()
         if payload.device.type != "cpu":
             payload = exchange.lend(self, payload.numel()).copy_(payload)
         for peer in self._next or self._chain[1:]:
@@ -372,14 +377,19 @@ class Broadcast(Operation):
         self,
         exchange: DirectExchange,
         rank: int,  # noqa: ARG002 - one alone sends
-        phase: Phase,  # noqa: ARG002 - all are of one
+        phase: Phase,
         payload: torch.Tensor,
     ) -> None:
         """See `Operation.receive`."""
+        if phase is Phase.SUM:
+            return
         self._values.view(torch.uint8).copy_(payload)
-        self.lent.append(payload)
-        for peer in self._next:
-            exchange.send(self, peer, Phase.WHOLE, payload)
+        if self._straight:
+            exchange.pool.give(payload)
+        elif self._next:  # what is large is not kept for another time
+            exchange.send(self, self._next[0], Phase.WHOLE, payload)
+        else:
+            exchange.send(self, self._chain[0], Phase.SUM, _THERE)
 
 
 class DirectExchange:

@@ -32,32 +32,12 @@ _CALM_S, _CALMEST_S = 0.1, 3.0  # between two looks: twice as long each time tha
 _SHORTEST_S = 0.001  # torch counts whole milliseconds, and takes none for no limit at all
 
 
-class GlooDevice:
-    """Where this process listens, and the thread that looks after all connections made there.
-
-    Transports that are given up together share one: its thread wakes up a hundred times a second,
-    whatever travels.
-
-    Args:
-        address: The network address of this node that peers can reach.
-
-    Attributes:
-        places: Where it listens.
-        others: Where those listen that it meets, once a transport has been told.
-    """
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.others: list[Place] = []
-        gloo: Any = dist.ProcessGroupGloo  # torch's type stub lacks most of it
-        self.device, self.places = listening(lambda: gloo.create_device(hostname=address))
-
-
 class GlooTransport:
     """A gloo process group of our own, outside torch's process-global state.
 
-    Members meet at `store`, which is theirs alone; `threads` progress exchanges. They stand in a
-    ring in the `order` of these ranks, which is also how `store` counts them; empty: as ranks do.
+    Members meet at `store`, which is theirs alone, and reach each other at the `address` of each
+    one's node; `threads` progress exchanges. They stand in a ring in the `order` of these ranks,
+    which is also how `store` counts them; empty: as ranks do.
 
     Raises:
         TransportError: Members did not meet.
@@ -69,7 +49,7 @@ class GlooTransport:
         *,
         rank: int,
         size: int,
-        device: GlooDevice,
+        address: str,
         threads: int = 2,
         order: Sequence[int] = (),
     ) -> None:
@@ -82,27 +62,26 @@ class GlooTransport:
         options = gloo._Options()  # noqa: SLF001 - torch offers no public name
         self._turn = threading.Lock()
         self._over: threading.Event | None = None  # since it has hung up; set when it is closed
-        self._own = device.places
-        options._devices = [device.device]  # noqa: SLF001
+        device, self._own = listening(lambda: gloo.create_device(hostname=address))
+        self._others: list[Place] = []
+        options._devices = [device]  # noqa: SLF001
         options._threads = threads  # noqa: SLF001
         options._timeout = _CONNECTING  # noqa: SLF001
         try:
-            if size > 1 and not device.others:
+            if size > 1:
                 store.set(f"listens/{at}", json.dumps(self._own))
-                device.others = [
+                self._others = [
                     (place[0], place[1])
                     for other in range(size)
                     if other != at
                     for place in json.loads(store.get(f"listens/{other}"))
                 ]
-            self._others = device.others
             with connecting(self._others):
                 self._group = gloo(store, at, size, options)
             self._connections = end_all_if_hung(self._own, self._others)
         except RuntimeError as error:
             raise TransportError(
-                f"member of rank {rank} could not meet the other {size - 1} at {device.address}: "
-                f"{error}",
+                f"member of rank {rank} could not meet the other {size - 1} at {address}: {error}",
                 hint="check that members reach each other's addresses and ports",
             ) from error
 
@@ -123,8 +102,7 @@ class GlooTransport:
     def hang_up(self) -> None:
         """End all connections, so that who waits here, or for this member, need not any longer.
 
-        Those of other transports of its device, too. Nothing is sent any more, and gloo soon looks
-        at none of them: see `watched`.
+        Nothing is sent any more, and gloo soon looks at none of them: see `watched`.
         """
         with self._turn:
             if self._over is None:

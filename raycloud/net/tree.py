@@ -341,6 +341,7 @@ class TreeTransport(DirectTransport):
         rank: This member's rank in the generation.
         connections: To each other member, by rank.
         zones: Of all members.
+        small: Those by which small messages are summed; None: these.
         nonce: Of the generation.
         threads: Where the courier runs.
 
@@ -354,29 +355,35 @@ class TreeTransport(DirectTransport):
         connections: Mapping[int, socket.socket],
         *,
         zones: Zones,
+        small: Zones | None = None,
         nonce: int = 0,
         threads: Threads = THREADS,
     ) -> None:
-        self._zones, self.bytes_across = zones, 0
+        self._zones, self._small, self.bytes_across = zones, small or zones, 0
         super().__init__(rank, connections, nonce=nonce, threads=threads)
 
     def all_reduce(self, tensor: torch.Tensor) -> DirectWork:
         """Sum over members, in place."""
-        flat, zones = tensor.view(-1), self._zones
+        flat, small = tensor.view(-1), self._small
+        if flat.nbytes > WHOLE_BYTES and len(self._zones.groups) > 1:
+            return self._begin(reduction_by_zones(flat, flat, Plain(flat.dtype), self._zones))
         if flat.nbytes > WHOLE_BYTES:
-            return self._begin(reduction_by_zones(flat, flat, Plain(flat.dtype), zones))
-        return self._begin(Gather(flat) if zones.gathers(flat.nbytes) else TreeGather(flat, zones))
+            return super().all_reduce(tensor)
+        return self._begin(Gather(flat) if small.gathers(flat.nbytes) else TreeGather(flat, small))
 
     def all_reduce_bytes(self, size: int) -> int:
         """See `transport.Transport.all_reduce_bytes`; of fp32."""
         if size > WHOLE_BYTES:
+            if len(self._zones.groups) == 1:
+                return super().all_reduce_bytes(size)
             return self.reduce_bytes(-(-size // 4), Plain(torch.float32))
-        if self._zones.gathers(size):
+        small = self._small
+        if small.gathers(size):
             return (self.size - 1) * size
-        group = self._zones.groups[self._zones.numbers[self.rank]]
+        group = small.groups[small.numbers[self.rank]]
         if self.rank != group[0]:
             return size
-        return (len(self._zones.groups) - 1 + len(group) - 1) * size
+        return (len(small.groups) - 1 + len(group) - 1) * size
 
     def reduce(self, values: torch.Tensor, total: torch.Tensor, coding: Coding) -> DirectWork:
         """Sum over members, encoded between zones; see `TreeReduction`."""

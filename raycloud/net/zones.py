@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +17,10 @@ if TYPE_CHECKING:
     import torch
 
 # What is small goes whole from all to all, which is one latency, as long as that many bytes at most
-# go from one zone to another: 13 ms at 20 Mbit/s. Else one member of each zone has it first.
+# go from one zone to another, 13 ms at 20 Mbit/s, and as there are few members, since each has a
+# message of each other one to read. Else one member of each zone, or of a part of it, has it first.
 _WHOLE_ACROSS_BYTES = 2**15
-WHOLE_MEMBERS = 16  # and so many members: each has as many messages to send and to read
+WHOLE_MEMBERS = 16
 
 
 @dataclass(frozen=True)
@@ -73,12 +75,17 @@ class Zones:
         others = (group for number, group in enumerate(self.groups) if number != home)
         return (source, *self.near(source), *chain.from_iterable(others))
 
-    def cut(self, most: int) -> Zones:
-        """Each zone in parts of at most so many members, in the order of ranks.
+    @property
+    def in_parts(self) -> Zones:
+        """Each zone in parts of as many members as there are parts, about, if all are many.
 
-        >>> Zones.of("aabaa").cut(3).groups
-        ((0, 1, 3), (2,), (4,))
+        >>> Zones.of("aabaa").in_parts.groups, len(Zones.of("ab" * 50).in_parts.groups)
+        (((0, 1, 3, 4), (2,)), 10)
         """
+        count = len(self.numbers)
+        if count <= WHOLE_MEMBERS:
+            return self
+        most = math.ceil(math.sqrt(count))
         places = {rank: at // most for group in self.groups for at, rank in enumerate(group)}
         return Zones.of([f"{zone}/{places[rank]}" for rank, zone in enumerate(self.numbers)])
 

@@ -21,7 +21,7 @@ from raycloud.commands import Form, Meet
 from raycloud.errors import TransportError
 from raycloud.net.direct import DirectTransport
 from raycloud.net.direct import meet as meet_directly
-from raycloud.net.gloo import GlooDevice, GlooTransport
+from raycloud.net.gloo import GlooTransport
 from raycloud.net.nccl import NcclTransport
 from raycloud.net.rendezvous_store import RendezvousClient, RendezvousStore, opened
 from raycloud.net.served import ServedTransport, reach
@@ -45,7 +45,6 @@ _CONNECTING_S = 30.0
 _LOOK_UP_S = 0.025  # a meeting that is given up holds up the next one for so long
 # Buckets that travel at the same time: in a ring of slow processors each waits more than it moves.
 _THREADS = 4
-_OF_A_PART = 8  # members, where the lane is not from all to all: one of them sums for the others
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,7 +125,8 @@ def meet(
         address: This node's, that peers can reach.
         device: Where gradients are.
         abandoned: Says that the driver has given the generation up.
-        topology: As in a `SyncPoint`. All but a ring is over sockets of our own, and takes codecs.
+        topology: As in a `SyncPoint`. Gradients go over sockets of our own but in a ring, and take
+            codecs there; the lane does in all.
         servers: That sum, where the topology is servers.
 
     Raises:
@@ -196,7 +196,7 @@ def _ring(
         RendezvousStore(members, order),
         rank=rank,
         size=size,
-        device=GlooDevice(address),
+        address=address,
         threads=_THREADS,
         order=order,
     )
@@ -219,24 +219,25 @@ def _meet_directly(
 
     rank, size, generation = meeting.rank, len(meeting.shares), meeting.generation
     zones = meeting.near
-    small = zones if size <= WHOLE_MEMBERS else meeting.labelled.cut(_OF_A_PART)
+    small = zones if size <= WHOLE_MEMBERS else meeting.labelled.in_parts
+    by_zones: Make = DirectTransport
+    if max(len(zones.groups), len(small.groups)) > 1:
+        by_zones = partial(TreeTransport, zones=zones, small=small)
     with ExitStack() as held:
-        gradients = _by(zones) if topology == "tree" else DirectTransport
+        gradients: Make = DirectTransport
+        if topology == "tree" and len(zones.groups) > 1:
+            gradients = by_zones
         if topology == "servers" and servers is not None and size > 1:
             reached = reach(tell, servers, rank=rank, size=size, generation=generation)
             for one in reached:
                 held.callback(one.close)
             gradients = partial(ServedTransport, servers=reached)
-        makes = [_by(small)] if topology == "ring" else [gradients, _by(small)]
+        makes = [by_zones] if topology == "ring" else [gradients, by_zones]
         met = meet_directly(
             tell, rank=rank, size=size, address=address, nonce=generation % 2**32, makes=makes
         )
         held.pop_all()  # they are the transport's
     return met
-
-
-def _by(zones: Zones) -> Make:
-    return partial(TreeTransport, zones=zones) if len(zones.groups) > 1 else DirectTransport
 
 
 def _store(members: RendezvousClient, address: str, *, rank: int, size: int) -> dist.Store:

@@ -78,6 +78,27 @@ def test_broadcast() -> None:
     assert all(bool((one == 1.0).all()) for one in told)
 
 
+def test_a_broadcast_of_many_pieces() -> None:
+    told = [torch.full((700_001,), rank, dtype=torch.int64) for rank in range(4)]  # 5.3 MiB
+    with direct_members(4) as members:
+        wait([member.broadcast(told[member.rank], 2) for member in members])
+        sent = [member.bytes_sent for member in members]
+    assert all(bool((one == 2).all()) for one in told)
+    assert sent[2] == sent[3] == sent[0] > 700_001 * 8  # along the chain; the last one says a word
+    assert sent[1] < 1000
+
+
+def test_a_broadcast_ends_for_all_where_one_of_the_chain_dies() -> None:
+    told = [torch.zeros(4_000_000) for _ in range(5)]
+    with direct_members(5) as members:
+        others = [member for member in members if member.rank != 3]
+        works = [member.broadcast(told[member.rank], 0) for member in others]
+        members[3].hang_up()
+        for work in (works[0], works[3]):  # the source, and who was to have it of the dead
+            with pytest.raises(TransportError, match="broke"):
+                work.wait(SOON_S)
+
+
 def test_nothing_is_exchanged_of_an_empty_tensor() -> None:
     with direct_members(2) as members:
         wait([member.all_reduce(torch.ones(0)) for member in members])

@@ -181,7 +181,8 @@ def test_what_is_large_is_sent_once_by_each_but_the_last() -> None:
 
         member._send = counted  # type: ignore[method-assign]
     wires.run([[Broadcast(one, (2, 3, 1, 0))] for one in large])
-    assert counts == {(2, 3): 1, (3, 1): 1, (1, 0): 1}
+    assert counts == {(2, 3): 1, (3, 1): 1, (1, 0): 1, (0, 2): 1}  # the last: it has come
+    assert wires.over[-1]._values is large[2]  # so the source is done last
     assert all(one.eq(2).all() for one in large)
 
 

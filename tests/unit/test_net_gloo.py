@@ -6,7 +6,6 @@ import datetime
 import json
 import threading
 import time
-from functools import partial
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from torch import distributed as dist
 
 from raycloud.errors import TransportError
 from raycloud.net import gloo, sockets
-from raycloud.net.gloo import GlooDevice, GlooTransport
+from raycloud.net.gloo import GlooTransport
 from raycloud.net.nccl import NcclWork
 from raycloud.net.transport import Abandoned, finish
 from tests.connections import deafen
@@ -119,34 +118,8 @@ def test_one_that_comes_and_cannot_be_reached_is_not_waited_for(
     store.set("listens/1", json.dumps([("127.0.0.1", 9)]))
     began_s = time.monotonic()
     with pytest.raises(TransportError, match="rank 0 could not meet the other 1"):
-        GlooTransport(store, rank=0, size=2, device=GlooDevice("127.0.0.1"))
+        GlooTransport(store, rank=0, size=2, address="127.0.0.1")
     assert time.monotonic() - began_s < 5.0
-
-
-def test_transports_of_one_device_exchange_each_for_itself_and_end_together() -> None:
-    limit = datetime.timedelta(seconds=20)
-    meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
-
-    def meet(rank: int) -> list[GlooTransport]:
-        store = dist.TCPStore("127.0.0.1", meeting.port, is_master=False, timeout=limit)
-        device = GlooDevice("127.0.0.1")
-        return [
-            GlooTransport(dist.PrefixStore(name, store), rank=rank, size=2, device=device)
-            for name in ("lane", "gradients")
-        ]
-
-    (lane, mine), (their_lane, theirs) = together(partial(meet, rank) for rank in range(2))
-    early = mine.all_reduce(tensor := torch.ones(2))
-    for one in (lane, their_lane):  # in another order than the other transport
-        works = [one.all_reduce(torch.ones(3)), one.all_reduce(torch.ones(3))]
-    assert theirs.all_reduce(torch.ones(2)).wait(10.0)
-    assert early.wait(10.0)
-    assert all(work.wait(10.0) for work in works)
-    assert tensor.tolist() == [2.0, 2.0]
-    open_one = their_lane.all_reduce(torch.ones(3))
-    mine.hang_up()
-    with pytest.raises(TransportError):
-        open_one.wait(10.0)
 
 
 def test_finish_gives_up_when_the_generation_is_over() -> None:
@@ -175,7 +148,7 @@ def test_members_that_do_not_meet_give_up_when_the_store_does() -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=short)
     beside = dist.PrefixStore("generation-3/lane", store)
     with pytest.raises(TransportError, match="rank 0 could not meet the other 1") as error:
-        GlooTransport(beside, rank=0, size=2, device=GlooDevice("127.0.0.1"))
+        GlooTransport(beside, rank=0, size=2, address="127.0.0.1")
     assert "ports" in error.value.hint
 
 

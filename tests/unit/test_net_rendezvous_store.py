@@ -15,7 +15,7 @@ from torch import distributed as dist
 
 from raycloud.errors import TransportError
 from raycloud.net import rendezvous_store as module
-from raycloud.net.gloo import GlooDevice, GlooTransport
+from raycloud.net.gloo import GlooTransport
 from raycloud.net.rendezvous_store import (
     Rendezvous,
     RendezvousClient,
@@ -171,12 +171,11 @@ def test_gloo_meets_there(meeting: Rendezvous) -> None:
     done = threading.Barrier(size)
 
     def member(rank: int) -> float:
-        device = GlooDevice(HERE)
         transports = []
         for generation in (0, 1):
             with RendezvousClient(meeting.place, generation, rank, size) as roll:
                 store = RendezvousStore(roll)
-                transports.append(GlooTransport(store, rank=rank, size=size, device=device))
+                transports.append(GlooTransport(store, rank=rank, size=size, address=HERE))
         found = torch.tensor([float(rank)])
         for transport in transports:
             work = transport.all_reduce(found)

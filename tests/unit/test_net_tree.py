@@ -286,11 +286,29 @@ def test_a_small_message_crosses_once_where_zones_are_large() -> None:
         assert across(members, names) == {"a": 2420, "b": 2420}
         told = [torch.full((5000,), member.rank) for member in members]
         wait([member.broadcast(told[member.rank], 7) for member in members])
-        assert across(members, names)["a"] == 2420
+        assert across(members, names)["a"] == 2420 + 21  # the last one says that it is there
         sums = [m.all_reduce_bytes(2400) for m in members]
     assert all(bool((value == 36.0).all()) for value in values)
     assert all(bool((one == 7).all()) for one in told)
     assert sums == [5 * 2400, *[2400] * 4, 4 * 2400, *[2400] * 3]
+
+
+@pytest.mark.parametrize("names", ["a" * 18, "ab" * 9])
+def test_many_sum_in_parts(names: str) -> None:
+    values = [torch.full((14,), float(rank), dtype=torch.float64) for rank in range(18)]
+    large = [torch.full((3000,), float(rank)) for rank in range(18)]
+    told = [torch.full((600_000,), float(rank)) for rank in range(18)]
+    with direct_members(18, zones=names, small=Zones.of(names).in_parts) as members:
+        before = [member.bytes_sent for member in members]
+        wait([member.all_reduce(values[member.rank]) for member in members])
+        sent = [m.bytes_sent - b for m, b in zip(members, before, strict=True)]
+        wait([member.all_reduce(large[member.rank]) for member in members])
+        wait([member.broadcast(told[member.rank], 5) for member in members])
+        counted = [member.all_reduce_bytes(14 * 8) for member in members]
+    assert [own // (14 * 8 + 20) * 14 * 8 for own in sent] == counted
+    assert sum(counted) < 60 * 14 * 8  # all to all would be 306 messages
+    assert all(bool((value == 153.0).all()) for value in (*values, *large))
+    assert all(bool((one == 5.0).all()) for one in told)
 
 
 def test_sums_over_sockets() -> None:

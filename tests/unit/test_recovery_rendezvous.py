@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
+from raycloud.errors import TransportError
 from raycloud.net import sockets
 from raycloud.net.direct import DirectTransport
 from raycloud.net.rendezvous_store import Rendezvous
@@ -112,6 +114,30 @@ def test_members_of_zones_exchange_whatever_the_topology(topology: str, zones: s
     assert several == (topology == "tree" and zones != "aaaa")
     works.clear()
     close_all(transport for pair in met for transport in pair)
+
+
+@pytest.mark.parametrize("zones", ["a" * 18, " " * 18])
+def test_many_have_a_lane_in_parts(zones: str) -> None:
+    met = met_in(zones, "direct", "abcdefghijklmnopqr")
+    assert {len(lane._small.groups) for _, lane in met} == {4}
+    numbers = [torch.full((14,), float(rank), dtype=torch.float64) for rank in range(18)]
+    works = [pair[1].all_reduce(one) for pair, one in zip(met, numbers, strict=True)]
+    assert all(work.wait(10.0) for work in works)
+    assert all(bool((one == 153.0).all()) for one in numbers)
+    close_all(transport for pair in met for transport in pair)
+
+
+def test_the_lane_is_closed_where_gradients_cannot_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(threading.enumerate())
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise TransportError("no ring")
+
+    monkeypatch.setattr(rendezvous, "GlooTransport", refused)
+    with pytest.raises(TransportError, match="no ring"):
+        met_in("aa", "ring")
+    left = set(threading.enumerate()) - before
+    assert not [thread for thread in left if thread.name == "courier"]
 
 
 @pytest.mark.parametrize(("zones", "order"), [("abab", [0, 2, 1, 3]), ("aaaa", [0, 1, 2, 3])])
