@@ -248,8 +248,9 @@ def send_ahead(state: JobState) -> Iterator[Command]:
         return
     change = _next_change(state)
     if change is not None:
-        if isinstance(change, Reshare) and (said := state.resharing.forecasts(membership.group)):
-            yield said
+        if isinstance(change, Reshare):
+            group, resharing = membership.group, state.resharing
+            yield from filter(None, (resharing.forecasts(group), resharing.slow_feeds(group)))
         sent = membership.send(change)
         yield Prepare(number=sent.number, members=sent.members, change=change)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,7 +39,7 @@ _TRY_S = 20.0
 _SAYS = 8  # members, in a note
 _IN_A_HURRY = 3  # steps of other shares, of which data was not made ahead
 _WAITED = 0.05  # of its time, who waits for data
-_FORGETS = 0.99  # of what was seen of a feed, with each report without such waiting
+_BELIEVED_S, _MOST_BELIEVED_S = 120.0, 3600.0  # what was seen of a feed, in seconds of training
 _LATE_PART = 0.6  # of a round: what can wait is decided then, by all that is known by now
 _REDEAL_S = 2.0  # more than it takes to meet anew and to deal what is left of a round
 _GREY_MOST = 256  # members, up to which each is followed by a grey Markov chain, too
@@ -63,9 +63,8 @@ class Resharing:
     Who is left idle, since one micro-batch of it would hold all up, gets one now and then: so it is
     noticed that it has recovered. That costs a tenth of the time at most.
 
-    Where a member has waited for data, what it can be fed counts, too: until it has shown more, and
-    a little less with each report that it did not wait. And of a step the exchange is a part as
-    well: what a change gains is held against both.
+    Where a member has waited for data, what it can be fed counts, too (`Feeds`). And of a step the
+    exchange is a part as well: what a change gains is held against both.
 
     Members that meet once in a round need not all end each of its steps at the same time: shares
     have sixteenths of micro-batches there, and some steps one more than others. A change must be
@@ -111,6 +110,7 @@ class Resharing:
             if before in self._in_rounds:
                 self._in_rounds.add(member)
             self._note(member, self._estimates[member])
+            self._feeds.rename(before, member)
 
     def observe(self, report: StepsCommitted) -> None:
         """Take in a member's measured seconds."""
@@ -316,8 +316,13 @@ class Resharing:
         dealt[dealt.argmax()] -= 1
         dealt[at] = 1
         self._tried = group[at]
+        self._feeds.forget(group[at])
         del self._idle_s[group[at]]
         return tuple(dealt.tolist())
+
+    def slow_feeds(self, group: Sequence[int]) -> Noticed | None:
+        """Whose data limits shares, where that was not said; None: nothing new."""
+        return self._feeds.said(group)
 
     def forecasts(self, group: Sequence[int]) -> Noticed | None:
         """Which forecasts shares follow, where that was not said; None: nothing new."""
@@ -341,44 +346,95 @@ class Resharing:
         self._looked_s, self._looked_step, self._worth = now_s, step, worth
 
 
+@dataclass(slots=True)
+class _Feed:
+    """What a member has shown of how fast its data comes.
+
+    Attributes:
+        micro_batch_s: Seconds of a micro-batch; 0: it is not held to anything.
+        believed_s: So long is that believed, in seconds of training.
+        left_s: What is left of them.
+        waited: It has waited in its last report.
+    """
+
+    micro_batch_s: float = 0.0
+    believed_s: float = _BELIEVED_S / 2
+    left_s: float = 0.0
+    waited: bool = False
+
+
 class Feeds:
     """How fast the data of members comes, and what of their steps is no computing, by reports.
 
-    Who has waited for data was fed all the time, so a step's seconds are those of its data. Steps
-    whose data was to come before other shares were known do not tell: they are made in a hurry.
+    Who has waited for data in two reports in a row was fed all the time, so a step's seconds are
+    those of its data. Steps whose data was to come before other shares were known do not tell: it
+    is made in a hurry. What was learnt is forgotten after a while, so that it is tried again, and
+    believed for twice as long where it is learnt once more.
     """
 
     def __init__(self) -> None:
-        self._fed_s: dict[int, float] = {}  # of a micro-batch, by member that has waited
+        self._feeds: dict[int, _Feed] = {}
         self._beside_s: dict[int, float] = {}
         self._began: dict[int, tuple[int, int]] = {}  # generation, and its first step heard of
+        self._told: set[int] = set()
 
     def observe(self, report: StepsCommitted) -> None:
         """Take in a member's seconds; it has computed something."""
         member, steps = report.member, report.last_step - report.first_step
-        waits_s = report.wall_s - report.compute_s - report.data_s
-        self._beside_s[member] = max(0.0, waits_s / steps)
         generation, began = self._began.get(member, (-1, 0))
         if generation != report.generation:
             began = report.first_step
             self._began[member] = report.generation, began
         if report.first_step < began + _IN_A_HURRY:
             return
-        took_s, known_s = report.wall_s / report.micro_batches, self._fed_s.get(member)
+        self._beside_s[member] = report.exchange_s / steps
         if report.data_s > _WAITED * report.wall_s:
-            self._fed_s[member] = took_s
-        elif known_s is not None:
-            self._fed_s[member] = min(known_s * _FORGETS, took_s)
+            self._wait(self._feeds.setdefault(member, _Feed()), report)
+        elif (feed := self._feeds.get(member)) is not None:
+            feed.waited, feed.left_s = False, feed.left_s - report.wall_s
+            shown_s = report.wall_s / report.micro_batches
+            feed.micro_batch_s = min(feed.micro_batch_s, shown_s) if feed.left_s > 0.0 else 0.0
+
+    def _wait(self, feed: _Feed, report: StepsCommitted) -> None:
+        if feed.waited:
+            if not feed.micro_batch_s:
+                feed.believed_s = min(2.0 * feed.believed_s, _MOST_BELIEVED_S)
+            feed.micro_batch_s = report.wall_s / report.micro_batches
+            feed.left_s = feed.believed_s
+        feed.waited = True
+
+    def forget(self, member: int) -> None:
+        """It is tried again now, whatever is known of its data."""
+        if member in self._feeds:
+            self._feeds[member].micro_batch_s = 0.0
+
+    def rename(self, before: int, member: int) -> None:
+        """What is known of a member is known of another: it is the same process."""
+        if before in self._feeds:
+            self._feeds[member] = self._feeds.pop(before)
 
     def micro_batch_s(self, group: Sequence[int]) -> Seconds | None:
-        """Of each of these members; None where none has waited."""
-        if not self._fed_s.keys() & {*group}:
-            return None
-        return np.array([self._fed_s.get(member, 0.0) for member in group])
+        """Of each of these members; None where none is held to any."""
+        found = [self._feeds[m].micro_batch_s if m in self._feeds else 0.0 for m in group]
+        return np.array(found) if any(found) else None
 
     def beside_s(self, group: Sequence[int]) -> float:
-        """Of a step: what it takes who waits for nobody, besides computing."""
-        return min((self._beside_s.get(member, 0.0) for member in group), default=0.0)
+        """Of a step: what exchanging takes who waits for nobody; 0 where nobody has told."""
+        known = [self._beside_s[member] for member in group if member in self._beside_s]
+        return min(known, default=0.0)
+
+    def said(self, group: Sequence[int]) -> Noticed | None:
+        """Whose data limits shares, where that was not said; None: nothing new."""
+        slow = {
+            m: f.micro_batch_s for m, f in self._feeds.items() if f.micro_batch_s and m in group
+        }
+        if not (new := slow.keys() - self._told):
+            return None
+        self._told |= new
+        return Noticed(
+            what="shares follow how fast a member's data comes, too: it has waited for it",
+            detail={f"member {m}": f"{slow[m]:.3g} s a micro-batch" for m in sorted(new)[:_SAYS]},
+        )
 
 
 def _of_parts(counts: Sequence[int], parts: int) -> tuple[float, ...]:

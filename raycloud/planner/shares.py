@@ -1,8 +1,8 @@
 """How many micro-batches of a step each worker takes, so that the step ends soonest.
 
 The load of a worker is Load_i = Tasks_i / Capacity_i, and the plan levels it. With a fixed part per
-step the load of worker i in seconds is T_i(b) = fixed_s + b * micro_batch_s (`Speed`), and the
-shares solve
+step the load of worker i in seconds is T_i(b) = fixed_s + b * micro_batch_s (`Speed`), or what its
+data takes (`Speeds`), and the shares solve
 
     minimise max_i T_i(b_i)   subject to   sum b_i = K,  0 <= b_i <= max_i,  b_i whole,
 
@@ -44,7 +44,7 @@ def fit_shares(
     a little longer: a worker with share 0 is no longer measured, so nobody would notice that it
     recovered. A worker is left idle only if its single micro-batch would hold up all others so long
     that the best step without it is at least 30% faster, that is if T* <= 0.7 * T_i(1) with T* the
-    optimum.
+    optimum; both with what there is besides computing.
 
     >>> fit_shares([Speed(fixed_s=0, micro_batch_s=1), Speed(fixed_s=5.7, micro_batch_s=0)], 4)
     (3, 1)
@@ -70,7 +70,8 @@ def _fit(workers: Speeds, micro_batches: int, least: int) -> Counts:
     if micro_batches < least * len(best) or best.min() >= least:
         return best
     alone_s = workers.seconds(np.full_like(workers.limit, least))
-    worth = workers.step_s(best) > (1 - _WORTH_LEAVING_OUT) * alone_s
+    beside_s = workers.beside_s
+    worth = workers.step_s(best) + beside_s > (1 - _WORTH_LEAVING_OUT) * (alone_s + beside_s)
     at_least = least * (worth & (workers.limit >= least)).astype(np.int64)
     if least > 1:  # those who are left out have nothing, and no part of that
         workers = replace(workers, limit=np.where(at_least > 0, workers.limit, 0))

@@ -300,10 +300,14 @@ SAME = 1e-9  # of a time: what is closer is the same moment
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """T_i(b) = fixed_s[i] + b * micro_batch_s[i] of each worker i: see `Speed`, which is one.
+    """T_i(b) = max(fixed_s[i] + b * micro_batch_s[i], b * feed_s[i] - beside_s) of each worker i.
 
-    Where the data of a share comes no faster it is what that takes, b * feed_s[i], less `beside_s`.
+    The first is a `Speed`'s. Data is made ready all the time, also while members exchange: where it
+    comes slowly a share is waited for.
 
+    >>> slow = Speeds(np.zeros(2), np.ones(2), np.array([8, 8]), np.array([0.0, 2.0]), beside_s=3.0)
+    >>> slow.seconds(np.array([4, 4])).tolist()
+    [4.0, 5.0]
     >>> speeds = Speeds(np.array([2.0, 9.0]), np.array([1.0, 1.0]), np.array([8, 8]))
     >>> speeds.step_s(np.array([2, 0]))
     4.0

@@ -14,7 +14,7 @@ import pytest
 from raycloud import commands as c
 from raycloud import events as e
 from raycloud.control.heartbeats import Behind, Heard
-from raycloud.control.shares import Feeds, Resharing
+from raycloud.control.shares import Resharing
 from raycloud.errors import InternalError
 from raycloud.order import Position
 from tests.control_events import ready
@@ -148,41 +148,6 @@ def test_a_gain_must_be_seen_in_two_looks_in_a_row():
     assert look((4, 4), 3.0) is None
     assert look((4, 4), 3.5) is None  # too early to be a look
     assert look((4, 4), 4.0) == (6, 2)
-
-
-def test_who_waits_for_data_gets_what_it_can_be_fed_and_keeps_it():
-    """Both compute alike; the second's data comes at 0.5 s a micro-batch, an exchange takes 1 s."""
-    settings = control(reshare_every_s=0.5, reshare_steps=1)._state.settings
-    resharing = fitted(settings, ready(0), ready(1))
-    shares, generation, seen = (4, 4), 0, []
-    for step in range(60):
-        computing = [0.1 * share for share in shares]
-        waits_s = max(0.0, 0.5 * shares[1] - computing[1] - 1.0)
-        wall_s = 1.0 + max(computing[0], computing[1] + waits_s)
-        for member, data_s in ((0, 0.0), (1, waits_s)):
-            found = report(training(), member, step, step + 1, share=shares[member])
-            found = replace(found, generation=generation, wall_s=wall_s, data_s=data_s)
-            resharing.observe(found)
-        better = resharing.look(group=(0, 1), shares=shares, step=step, now_s=2.0 * step)
-        if better is not None:
-            shares, generation = better, generation + 1
-            seen.append(shares)
-    assert seen == [(5, 3)]
-
-
-def test_what_is_seen_right_after_a_change_of_shares_tells_nothing_of_a_feed():
-    feeds = Feeds()
-    for step in range(6):
-        found = report(training(), 1, step, step + 1)
-        feeds.observe(replace(found, wall_s=2.0, data_s=1.0))
-        assert (feeds.micro_batch_s((0, 1)) is None) == (step < 3)
-    assert feeds.micro_batch_s((0, 1)).tolist() == [0.0, 0.5]
-    assert feeds.micro_batch_s((0,)) is None
-    feeds.observe(replace(found, first_step=6, last_step=7, wall_s=2.0, compute_s=0.5))
-    assert 0.4 < feeds.micro_batch_s((1,))[0] < 0.5  # a little is forgotten
-    feeds.observe(replace(found, first_step=7, last_step=8, wall_s=1.0, compute_s=0.5))
-    assert feeds.micro_batch_s((1,)).tolist() == [0.25]  # it was fed as fast as that
-    assert feeds.beside_s((1,)) == 0.5
 
 
 def in_rounds(resharing, readies, shares, steps=16, *, by=1.0, wall_s=0.0):

@@ -122,6 +122,13 @@ def test_the_gain_is_held_against_the_exchange_too() -> None:
     assert better_shares((4, 4), replace(speeds, beside_s=2.1), 8, gain=0.2) is None
 
 
+def test_who_is_slow_is_left_out_by_what_all_of_a_step_gains() -> None:
+    speeds = Speeds.of([even(0.1), even(0.6)])  # 0.4 s without the second, else 0.6
+    assert fit_shares(speeds, 4) == (4, 0)
+    assert fit_shares(replace(speeds, beside_s=0.05), 4) == (4, 0)
+    assert fit_shares(replace(speeds, beside_s=0.1), 4) == (3, 1)
+
+
 def test_who_is_fed_slowly_gets_no_more_than_comes_beside_the_step() -> None:
     quick = Speeds.of([even(0.01), even(0.01)])
     assert fit_shares(quick, 10) == (5, 5)
