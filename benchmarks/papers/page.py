@@ -105,20 +105,29 @@ CLAIMS = (
 
 
 def beside(runs: Sequence[Run]) -> list[str]:
-    """Lines of a table: what the papers say, and what was measured."""
-    lines = ["| | the papers | measured |", "|---|---|---|"]
+    """Lines of a table: what the papers say, what was measured, and what is lost without it."""
+    lines = [
+        "| | the papers | by itself, beside the baseline | all, beside all but it |",
+        "|---|---|---|---|",
+    ]
     for claim in CLAIMS:
-        base, ours = (
-            median_of([one for one in runs if one["row"] == row], claim.name)
-            for row in ("baseline", claim.row)
-        )
-        said = "not known"
-        if claim.name == "cpu" and base is not None and ours is not None:
-            said = f"{base:.0%} to {ours:.0%}"
-        elif base and ours is not None:
-            said = claim.form.format(ours / base - 1.0)
-        lines.append(f"| {claim.what} | {claim.theirs} | {said} |")
+        kept = claim.row.replace("+", "all but")
+        alone = _change(runs, "baseline", claim.row, claim)
+        whole = "" if claim.row == "all" else _change(runs, kept, "all", claim)
+        lines.append(f"| {claim.what} | {claim.theirs} | {alone} | {whole} |")
     return lines
+
+
+def _change(runs: Sequence[Run], before: str, after: str, claim: Claim) -> str:
+    """From one row to another, of what a claim is about."""
+    base, ours = (
+        median_of([one for one in runs if one["row"] == row], claim.name) for row in (before, after)
+    )
+    if claim.name == "cpu" and base is not None and ours is not None:
+        return f"{base:.0%} to {ours:.0%}"
+    if base and ours is not None:
+        return claim.form.format(ours / base - 1.0)
+    return "not known"
 
 
 def median_of(runs: Sequence[Run], name: str) -> float | None:

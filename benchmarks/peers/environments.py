@@ -89,6 +89,12 @@ def place_of(peer: Peer, directory: Path = PLACE) -> Path:
     return directory / f"{peer.name}-{key}"
 
 
+def packages(peer: Peer, directory: Path = PLACE) -> Path:
+    """Where a peer's environment has its packages."""
+    place = str(place_of(peer, directory))
+    return Path(sysconfig.get_path("purelib", "venv", vars={"base": place, "platbase": place}))
+
+
 def interpreter(peer: Peer, directory: Path = PLACE) -> Path:
     """The interpreter of a peer's environment, made below `directory` if it is not there yet.
 
@@ -102,9 +108,7 @@ def interpreter(peer: Peer, directory: Path = PLACE) -> Path:
         return python
     shutil.rmtree(place, ignore_errors=True)
     venv.create(place, with_pip=False, symlinks=True)
-    variables = {"base": str(place), "platbase": str(place)}
-    packages = Path(sysconfig.get_path("purelib", "venv", vars=variables))
-    (packages / "outer.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (packages(peer, directory) / "outer.pth").write_text(sysconfig.get_path("purelib") + "\n")
     _run(
         [
             *(sys.executable, "-m", "pip", "--python", str(python), "install"),

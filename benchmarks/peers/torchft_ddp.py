@@ -131,6 +131,8 @@ def join(model: nn.Module, optimizers: Optimizers, *, replica: int, inner: bool)
         state_dict=state_dict,
         replica_id=f"race_{replica}",
         timeout=limit,
+        world_size=1,  # of the group; Ray Train says the whole world's
+        rank=0,
         quorum_timeout=timedelta(seconds=QUORUM_LIMIT_S),
         use_async_quorum=not inner,
         hostname=os.environ["TESTBED_ADDRESS"],

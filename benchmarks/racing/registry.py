@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.racing.alone import Limit
 from benchmarks.racing.hivemind_contestants import Hivemind
-from benchmarks.racing.ray_contestants import RayTrain
+from benchmarks.racing.ray_contestants import RayTrain, RayTrainTorchft
 from benchmarks.racing.raycloud_contestants import Raycloud
 from benchmarks.racing.torch_contestants import Torchrun
 from benchmarks.racing.torchft_contestants import Torchft
@@ -40,6 +40,7 @@ CONTESTANTS: Mapping[str, Contestant] = {
         Raycloud("raycloud-asynchronous", sync=ASYNCHRONOUS, servers=1),
         RayTrain("ray-train", elastic=False),
         RayTrain("ray-train-elastic", elastic=True),
+        RayTrainTorchft("ray-train-torchft"),
         Torchrun("torchrun", hook="none"),
         Torchrun("torchrun-fp16", hook="fp16"),
         Torchrun("torchrun-powersgd", hook="powersgd"),

@@ -18,7 +18,7 @@ from benchmarks.peers.checkpoints import Progress
 from benchmarks.peers.course import Course, add_course, parse, place
 from benchmarks.peers.environments import HIVEMIND, NotInstalledError, Peer, interpreter
 from benchmarks.racing.contestant import Attempt, environment
-from benchmarks.racing.ray_contestants import RayTrain
+from benchmarks.racing.ray_contestants import RayTrain, RayTrainTorchft
 from benchmarks.racing.torch_contestants import agent
 from benchmarks.workload import CLIP_NORM, Stream, build_model, build_optimizer, loss_of
 from raycloud.spec.sizes import bucket_bytes
@@ -114,6 +114,9 @@ def test_ray_train_is_fixed_or_elastic(attempt):
     assert option(elastic, "--most") == "4"
     with pytest.raises(ValueError, match="ray_address"):
         RayTrain("ray-train", elastic=False).command(replace(attempt, ray_address=None))
+    torchft = RayTrainTorchft("ray-train-torchft").command(attempt)
+    assert "benchmarks.peers.ray_train_torchft" in torchft
+    assert Path(option(torchft, "--packages")).name == "site-packages"
 
 
 def test_the_examples_of_a_course_are_true():
