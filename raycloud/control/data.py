@@ -101,6 +101,11 @@ class Progress:
             self._steps_s.append(event.wall_s / (event.last_step - event.first_step))
             self.step_s = median_high(self._steps_s)
 
+    @property
+    def first_step(self) -> int:
+        """The first that this start counts; those before it the ledger has."""
+        return self._first_step
+
     def position_at(self, step: int) -> Position:
         """Where the sequence stands before `step`.
 

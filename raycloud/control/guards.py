@@ -28,6 +28,7 @@ from raycloud.errors import InternalError
 from raycloud.order import EpochSizes, Position, skip_of
 
 if TYPE_CHECKING:
+    from raycloud.control.data import Progress
     from raycloud.control.member import Member
     from raycloud.control.state import JobState
     from raycloud.events import Event
@@ -198,16 +199,25 @@ def _wrong_steps(state: JobState, event: events.StepsCommitted) -> str:
     newest = change.generation if isinstance(change, Reshare | Meet) else membership.generation
     if not member.generation <= event.generation <= newest:
         return f"generations {member.generation} to {newest} are possible"
+    return _wrong_reach(progress, event) or (_wrong_skips(event) if event.skips else "")
+
+
+def _wrong_reach(progress: Progress, event: events.StepsCommitted) -> str:
+    """A driver that died may have counted steps, and not have come to log who told of them."""
+    if event.last_step < progress.first_step:
+        return ""
     due = progress.position_at(event.last_step)
     as_due = event.epoch == due.epoch and event.offset == due.offset
     if event.last_step > event.first_step and not as_due:
         reached = Position(epoch=event.epoch, offset=event.offset)
         if not progress.same_position(reached, due):
             return f"after step {event.last_step} the sequence stands at {due}"
+    if event.first_step < progress.first_step:
+        return ""
     many = progress.micro_batches(event.first_step, event.last_step)
     if event.computed != many:
         return f"the steps have {many} micro-batches, members have computed {event.computed}"
-    return _wrong_skips(event) if event.skips else ""
+    return ""
 
 
 def _wrong_skips(event: events.StepsCommitted) -> str:

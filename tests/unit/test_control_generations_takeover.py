@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from raycloud import commands as c
@@ -80,6 +82,24 @@ def test_what_the_log_has_and_the_ledger_has_not_is_counted_with_the_next_word()
     commands = job.on(report(job, 4, 9, 10, generation=7), 1.5)
     (record,) = only(c.Record, commands).records
     assert (record["commit"]["first_step"], record["commit"]["last_step"]) == (5, 8)
+
+
+@pytest.mark.parametrize(("first", "last"), [(3, 4), (3, 5), (4, 7)])
+def test_what_the_ledger_has_and_the_log_has_not_is_not_counted_again(first, last):
+    """The driver died after it had counted a step, and before it had logged who told of it."""
+    job, _ = taken({3: first, 4: 5})
+    told = replace(report(job, 3, 5, max(last, 5), generation=7), first_step=first, last_step=last)
+    assert not of(c.Record, job.on(told, 1.5))
+    if last < 7:
+        rest = replace(report(job, 3, 5, 7, generation=7), first_step=last)
+        assert not of(c.Record, job.on(rest, 1.5))
+    [record] = only(c.Record, job.on(report(job, 4, 5, 7, generation=7), 1.6)).records
+    assert (record["commit"]["first_step"], record["commit"]["last_step"]) == (5, 7)
+    job.on(formed(job, 7), 2.0)
+    for member in (3, 4):
+        job.on(report(job, member, 7, 8), 3.0)
+    assert job.committed_step == 8
+    assert job.ledger.audit(through=job.position_at(8)).exact
 
 
 def test_what_was_skipped_is_known_though_the_ledger_does_not_have_it_yet():
