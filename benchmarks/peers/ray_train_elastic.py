@@ -78,11 +78,7 @@ def _report(
 
 def main() -> None:
     """Join the cluster as its driver and train until ended."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_course(parser)
-    parser.add_argument("--address", required=True)
-    parser.add_argument("--storage", type=Path, required=True)
-    parser.add_argument("--workers", type=int, required=True)
+    parser = options_of_a_driver(__doc__)
     parser.add_argument("--most", type=int, help="elastic: from 1 worker to this many")
     asked = parser.parse_args()
     course = parse(asked)
@@ -100,6 +96,16 @@ def main() -> None:
         ),
     )
     trainer.fit()
+
+
+def options_of_a_driver(description: str | None) -> argparse.ArgumentParser:
+    """What each driver of Ray Train is told."""
+    parser = argparse.ArgumentParser(description=description)
+    add_course(parser)
+    parser.add_argument("--address", required=True)
+    parser.add_argument("--storage", type=Path, required=True)
+    parser.add_argument("--workers", type=int, required=True)
+    return parser
 
 
 def scaling(*, workers: int, most: int | None) -> ScalingConfig:

@@ -5,21 +5,20 @@ As Ray's own example of its `TorchftConfig`, with the loop of the contestant `to
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import ray
 from ray import train as ray_train
-from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train import FailureConfig, RunConfig
 from ray.train.torch import TorchTrainer
 from ray.train.v2.torch import torchft_config
 from ray.train.v2.torch.torchft_config import TorchftConfig
 
-from benchmarks.peers.course import Course, add_course, parse
+from benchmarks.peers.course import Course, parse
+from benchmarks.peers.ray_train_elastic import options_of_a_driver, scaling
 
 
 class Lighthouse:
@@ -64,11 +63,7 @@ def train_worker(settings: dict[str, Any]) -> None:
 
 def main() -> None:
     """Join the cluster as its driver and train until ended."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_course(parser)
-    parser.add_argument("--address", required=True)
-    parser.add_argument("--storage", type=Path, required=True)
-    parser.add_argument("--workers", type=int, required=True)
+    parser = options_of_a_driver(__doc__)
     parser.add_argument("--packages", required=True, help="where torchft is installed")
     asked = parser.parse_args()
     course = parse(asked)
@@ -83,7 +78,7 @@ def main() -> None:
     trainer = TorchTrainer(
         train_worker,
         train_loop_config=asdict(course),
-        scaling_config=ScalingConfig(num_workers=asked.workers, use_gpu=False),
+        scaling_config=scaling(workers=asked.workers, most=None),
         torch_config=Config(
             lighthouse_kwargs={
                 "min_replicas": 1 if elastic else asked.workers,

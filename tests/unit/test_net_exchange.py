@@ -169,7 +169,9 @@ def test_small_and_broadcast_in_any_order() -> None:
         assert all(one.eq(1).all() for one in large)
 
 
-def test_what_is_large_is_sent_once_by_each_but_the_last() -> None:
+def test_what_is_large_is_sent_once_by_each_but_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     large = [torch.full((WHOLE_BYTES,), rank, dtype=torch.int16) for rank in range(4)]
     wires, counts = Wires(4, random.Random(0)), Counter[tuple[int, int]]()
     sends = wires._send
@@ -179,7 +181,7 @@ def test_what_is_large_is_sent_once_by_each_but_the_last() -> None:
             counts[rank, to] += 1
             sends(rank, to, phase, number, payload)
 
-        member._send = counted  # type: ignore[method-assign]
+        monkeypatch.setattr(member, "_send", counted)
     wires.run([[Broadcast(one, (2, 3, 1, 0))] for one in large])
     assert counts == {(2, 3): 1, (3, 1): 1, (1, 0): 1, (0, 2): 1}  # the last: it has come
     assert wires.over[-1]._values is large[2]  # so the source is done last

@@ -23,8 +23,8 @@ from tests.sockets import close_all, together
 SIZE = 2
 
 
-def test_gradients_and_lane_of_a_member_come_in_at_one_door() -> None:
-    """A second one would be a thread more, which wakes up a hundred times a second."""
+def test_once_all_have_met_a_member_listens_for_gradients_alone() -> None:
+    """That is gloo's: the lane's door is closed."""
     place = Rendezvous("127.0.0.1")
     before = set(sockets._listeners())
     meetings = [
