@@ -374,7 +374,7 @@ class Feeds:
 
     def __init__(self) -> None:
         self._feeds: dict[int, _Feed] = {}
-        self._beside_s: dict[int, float] = {}
+        self._beside_s: dict[int, tuple[int, float]] = {}  # of which generation, and seconds
         self._began: dict[int, tuple[int, int]] = {}  # generation, and its first step heard of
         self._told: set[int] = set()
 
@@ -387,7 +387,7 @@ class Feeds:
             self._began[member] = report.generation, began
         if report.first_step < began + _IN_A_HURRY:
             return
-        self._beside_s[member] = report.exchange_s / steps
+        self._beside_s[member] = report.generation, report.exchange_s / steps
         if report.data_s > _WAITED * report.wall_s:
             self._wait(self._feeds.setdefault(member, _Feed()), report)
         elif (feed := self._feeds.get(member)) is not None:
@@ -419,9 +419,13 @@ class Feeds:
         return np.array(found) if any(found) else None
 
     def beside_s(self, group: Sequence[int]) -> float:
-        """Of a step: what exchanging takes who waits for nobody; 0 where nobody has told."""
+        """Of a step: what exchanging takes who waits for nobody; 0 where nobody has told.
+
+        By what was told of the newest generation: who is idle in it tells nothing.
+        """
         known = [self._beside_s[member] for member in group if member in self._beside_s]
-        return min(known, default=0.0)
+        newest = max((generation for generation, _ in known), default=0)
+        return min((s for generation, s in known if generation == newest), default=0.0)
 
     def said(self, group: Sequence[int]) -> Noticed | None:
         """Whose data limits shares, where that was not said; None: nothing new."""

@@ -99,6 +99,19 @@ def test_what_is_seen_right_after_a_change_of_shares_or_once_tells_nothing_of_a_
     assert feeds.micro_batch_s((1, 2)).tolist() == [0.0, 0.25]
 
 
+def test_who_is_idle_by_now_does_not_say_what_exchanging_takes():
+    feeds = Feeds()
+    for step in range(4):
+        for member, seconds in ((0, 0.5), (1, 0.1)):
+            feeds.observe(told(member, step, generation=0, exchange_s=seconds))
+    assert feeds.beside_s((0, 1)) == 0.1
+    for step in range(4, 8):
+        feeds.observe(told(0, step, generation=1, exchange_s=0.4))
+    assert feeds.beside_s((0, 1)) == 0.4
+    assert feeds.beside_s((1,)) == 0.1
+    assert feeds.beside_s((2,)) == 0.0
+
+
 def test_a_feed_is_believed_for_twice_as_long_where_it_is_seen_again():
     feeds, step, believed = Feeds(), 3, []
     for early in range(3):
